@@ -1,0 +1,4 @@
+"""Every serving decision, taken by one deterministic core; standard library only.
+
+Files are machinery, folders are menus: one policy, one file. Reading order: types.py, engine.py, step.py, one file per menu.
+"""

@@ -1,0 +1,1 @@
+"""May it come in?"""

@@ -1,0 +1,17 @@
+"""Arithmetic shared by the allocation policies."""
+
+from __future__ import annotations
+
+from policies.interfaces import View
+
+
+def blocks_for(num_tokens: int, view: View) -> int:
+    return -(-num_tokens // view.block_size)
+
+
+def slack_blocks(watermark: float, view: View) -> int:
+    """Blocks that stay free when a request enters; none are asked of the only one, which must be able to run."""
+    if not 0 <= watermark < 1:
+        raise ValueError(f"watermark ({watermark}) must be a share of the pool: 0 or more, below 1")
+    # vLLM counts its null block in the pool.
+    return int(watermark * (view.num_blocks + 1)) if view.running else 0

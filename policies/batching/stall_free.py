@@ -1,0 +1,32 @@
+"""Decodes first, then prompts under way, then new ones, within a chunk of tokens (Sarathi-Serve, OSDI 2024).
+
+No decode waits for a prefill. `chunk_size` bounds all tokens of a step; smaller steps are shorter, and so are the
+gaps between tokens, at the cost of more steps a prompt.
+"""
+
+from __future__ import annotations
+
+from policies.step import Grant, Step
+
+
+class StallFree:
+    repeats = True
+    returns_together = False
+
+    def __init__(self, chunk_size: int = 512) -> None:
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size ({chunk_size}) must be at least 1 token")
+        self.chunk_size = chunk_size
+
+    def compose(self, step: Step) -> None:
+        unused = max(0, step.token_budget - self.chunk_size)  # of the engine's budget
+        for decoding in (True, False):
+            for state in step.running:
+                room = step.token_budget if decoding else step.token_budget - unused
+                num = min(step.remaining(state), room)
+                if state.is_decoding is decoding and num > 0 and step.grant(state, num) is not Grant.GRANTED:
+                    return
+        for state in step.candidates():
+            if step.token_budget <= unused:
+                return
+            step.admit(state, min(step.uncached(state), step.token_budget - unused))

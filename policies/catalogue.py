@@ -1,0 +1,177 @@
+"""Names to policies, a configuration to an engine, presets of real engines."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from policies.admission.accept_all import AcceptAll
+from policies.allocation.contiguous_max_len import ContiguousMaxLen
+from policies.allocation.paged import Paged
+from policies.allocation.paged_full_prompt import PagedFullPrompt
+from policies.allocation.paged_reserve_output import PagedReserveOutput
+from policies.batching.chunked import ChunkedPrefill
+from policies.batching.prefill_first import PrefillFirst
+from policies.batching.stall_free import StallFree
+from policies.batching.static import StaticBatches
+from policies.config import MENUS, EngineConfig
+from policies.engine import EngineCore, Policies
+from policies.eviction.lru import LeastRecentlyUsed
+from policies.interfaces import (
+    AdmissionPolicy,
+    AllocationPolicy,
+    BatchingPolicy,
+    EvictionPolicy,
+    IsolationPolicy,
+    PreemptionPolicy,
+    SchedulingPolicy,
+)
+from policies.isolation.global_pool import GlobalPool
+from policies.isolation.no_reuse import NoReuse
+from policies.isolation.tenant import WithinTenant
+from policies.preemption.latest import LatestAdmitted
+from policies.preemption.lowest_priority import LowestPriority
+from policies.scheduling.fcfs import FirstComeFirstServed
+from policies.scheduling.priority import PriorityOrder
+
+ADMISSION: dict[str, Callable[..., AdmissionPolicy]] = {"accept_all": AcceptAll}
+SCHEDULING: dict[str, Callable[..., SchedulingPolicy]] = {"fcfs": FirstComeFirstServed, "priority": PriorityOrder}
+BATCHING: dict[str, Callable[..., BatchingPolicy]] = {
+    "chunked": ChunkedPrefill,
+    "prefill_first": PrefillFirst,
+    "stall_free": StallFree,
+    "static": StaticBatches,
+}
+ALLOCATION: dict[str, Callable[..., AllocationPolicy]] = {
+    "paged": Paged,
+    "paged_full_prompt": PagedFullPrompt,
+    "paged_reserve_output": PagedReserveOutput,
+    "contiguous_max_len": ContiguousMaxLen,
+}
+PREEMPTION: dict[str, Callable[..., PreemptionPolicy]] = {"latest": LatestAdmitted, "lowest_priority": LowestPriority}
+EVICTION: dict[str, Callable[..., EvictionPolicy]] = {"lru": LeastRecentlyUsed}
+ISOLATION: dict[str, Callable[..., IsolationPolicy]] = {
+    "no_reuse": NoReuse,
+    "tenant": WithinTenant,
+    "global": GlobalPool,
+}
+
+MENU: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "admission": ADMISSION,
+    "scheduling": SCHEDULING,
+    "batching": BATCHING,
+    "allocation": ALLOCATION,
+    "preemption": PREEMPTION,
+    "eviction": EVICTION,
+    "isolation": ISOLATION,
+}
+assert tuple(MENU) == MENUS
+
+# Settings that make the core decide as a real engine does, by its version.
+PRESETS: dict[str, dict[str, Any]] = {
+    # vLLM 0.32.0; watermark and reserve_full_isl are set through `allocation`, cache_salt is the tenant.
+    "vllm-v1": {"refuse_unfittable": False, "isolation": "tenant"},
+    "vllm-v1-priority": {
+        "refuse_unfittable": False,
+        "isolation": "tenant",
+        "scheduling": "priority",
+        "preemption": "lowest_priority",
+    },
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Raises ValueError naming the known ones."""
+    if name not in PRESETS:
+        raise ValueError(_unknown("preset", name, PRESETS))
+    return dict(PRESETS[name])
+
+
+def build(config: EngineConfig, secret: bytes = b"") -> EngineCore:
+    """Raises ValueError for an unknown policy or knob, and for policies that cannot go together."""
+    made = {menu: make(menu, getattr(config, menu)) for menu in MENUS}
+    return EngineCore(config, Policies(**made), secret)
+
+
+def make(menu: str, spec: str) -> Any:
+    """`name`, `name,knob=value,...` or `my_file.py:MyPolicy,knob=value,...`."""
+    name, *knobs = spec.split(",")
+    factory = find(menu, name)
+    values = dict(_knob(menu, name, each) for each in knobs)
+    known = parameters(factory)
+    for knob in values:
+        if knob not in known:
+            raise ValueError(
+                f"unknown knob {knob!r} of {menu} policy {name!r}; known: {', '.join(known) or 'none'}{_hint(knob, known)}"
+            )
+    return factory(**{knob: _convert(f"{menu} {name}", knob, text, known[knob]) for knob, text in values.items()})
+
+
+def find(menu: str, name: str) -> Callable[..., Any]:
+    """The factory behind a name of a menu, or behind a class in somebody's file."""
+    if ":" in name:
+        return _from_file(menu, name)
+    if name not in MENU[menu]:
+        raise ValueError(_unknown(f"{menu} policy", name, MENU[menu]))
+    return MENU[menu][name]
+
+
+def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The knobs of a policy."""
+    return dict(inspect.signature(factory).parameters)
+
+
+def _unknown(what: str, name: str, known: Mapping[str, Any]) -> str:
+    return f"unknown {what} {name!r}; known: {', '.join(sorted(known))}{_hint(name, known)}"
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f". Did you mean {close[0]!r}?" if close else ""
+
+
+def _knob(menu: str, name: str, text: str) -> tuple[str, str]:
+    knob, equals, value = text.partition("=")
+    if not equals or not knob or not value:
+        raise ValueError(f"{text!r} after {menu} policy {name!r} must read knob=value")
+    return knob, value
+
+
+def _convert(policy: str, knob: str, text: str, parameter: inspect.Parameter) -> Any:
+    """Read a value as the type of the knob's default."""
+    kind = type(parameter.default) if parameter.default is not inspect.Parameter.empty else str
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text) if kind in (int, float, str) else text
+    except (KeyError, ValueError):
+        raise ValueError(f"{knob}={text} of {policy} must be {kind.__name__}") from None
+
+
+def _from_file(menu: str, name: str) -> Callable[..., Any]:
+    """Load `path/to/my_file.py:MyPolicy`."""
+    path_text, _, class_name = name.rpartition(":")
+    path = Path(path_text)
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"{menu} policy {name!r}: there is no Python file {path_text!r}; write my_file.py:MyPolicy")
+    module_name = f"_policy_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{menu} policy file {path_text!r} failed to load: {type(error).__name__}: {error}") from error
+    found = getattr(module, class_name, None)
+    if not callable(found):
+        names = [
+            key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
+        ]
+        raise ValueError(f"{path_text!r} has no class {class_name!r}; it has: {', '.join(names) or 'none'}")
+    return found

@@ -1,0 +1,625 @@
+"""EngineCore: requests come in, steps go out. Sans-IO: the shell owns the clock, the inbox and the device.
+
+    plan = engine.schedule(now)
+    output = executor.execute(plan)
+    engine.update(plan, output, now)
+
+Order at one instant: update, aborts, arrivals, schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from policies.config import EngineConfig
+from policies.interfaces import (
+    AdmissionPolicy,
+    AllocationPolicy,
+    BatchingPolicy,
+    EvictionPolicy,
+    IsolationPolicy,
+    PreemptionPolicy,
+    SchedulingPolicy,
+)
+from policies.kv import KVCache
+from policies.prompt import Namespace, seals
+from policies.records import record, rejection
+from policies.step import Step
+from policies.types import (
+    Admit,
+    Block,
+    Chunk,
+    FinishReason,
+    Hold,
+    Outcome,
+    Reject,
+    Request,
+    RequestRecord,
+    RequestState,
+    Status,
+    StepOutput,
+    StepPlan,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """One answer to each question."""
+
+    admission: AdmissionPolicy
+    scheduling: SchedulingPolicy
+    batching: BatchingPolicy
+    allocation: AllocationPolicy
+    preemption: PreemptionPolicy
+    eviction: EvictionPolicy
+    isolation: IsolationPolicy
+
+    def all(self) -> tuple[object, ...]:
+        return (self.admission, self.scheduling, self.batching, self.allocation, self.preemption, self.eviction,
+                self.isolation)  # fmt: skip
+
+
+class PrefixStats(NamedTuple):
+    """Lookups at admission, each request once. Tokens, as vLLM counts them."""
+
+    num_requests: int = 0
+    num_query_tokens: int = 0
+    num_hit_tokens: int = 0
+
+    def plus(self, query_tokens: int, hit_tokens: int) -> PrefixStats:
+        return PrefixStats(
+            self.num_requests + 1, self.num_query_tokens + query_tokens, self.num_hit_tokens + hit_tokens
+        )
+
+
+class _Flight(NamedTuple):
+    """A step whose output is not known yet; `lives` tells which of its requests were preempted since."""
+
+    plan: StepPlan
+    states: list[RequestState]
+    lives: list[int]
+
+
+class _EngineView:
+    """The read-only face of the engine (interfaces.View)."""
+
+    __slots__ = ("_engine", "num_blocks", "block_size", "max_model_len")
+
+    def __init__(self, engine: EngineCore) -> None:
+        self._engine = engine
+        self.num_blocks = engine.config.num_blocks
+        self.block_size = engine.config.block_size
+        self.max_model_len = engine.config.max_model_len
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._engine.kv.num_free - self._engine.kv.num_held_back
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return self._engine.kv.num_idle_cached
+
+    @property
+    def running(self) -> Sequence[RequestState]:
+        return self._engine.running
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._engine.scheduling)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._engine.num_waiting_tokens
+
+    def matched_tokens(self, state: RequestState) -> int:
+        return len(self._engine.find_cached(state)) * self.block_size
+
+
+class EngineCore:
+    """One replica's scheduler and KV cache. Deterministic: same inputs, same decisions."""
+
+    def __init__(self, config: EngineConfig, policies: Policies, secret: bytes = b"") -> None:
+        if config.enable_prefix_caching and not policies.allocation.shares_blocks:
+            raise ValueError(
+                f"allocation {config.allocation!r} cannot share blocks between requests: "
+                f"switch prefix caching off (--no-prefix-caching)"
+            )
+        self.config = config
+        self.scheduling = policies.scheduling
+        self.preemption = policies.preemption
+        self.running: list[RequestState] = []
+        self.kv = KVCache(
+            config.num_blocks, config.block_size, policies.eviction, config.enable_prefix_caching, config.unhashed_first
+        )
+        self.view = _EngineView(self)
+        self.next_step_id = 0
+        self.num_waiting_tokens = 0
+        self.num_preemptions = 0
+        self.num_stopped = 0  # running requests that are done and wait for their group
+        self.prefix_stats = PrefixStats()
+        self.prefix_stats_resumed = PrefixStats()
+        self.caches_at_schedule = config.cache_at == "schedule"
+        self._policies = policies
+        self._secret = secret
+        self._states: dict[str, RequestState] = {}
+        self._held: list[RequestState] = []
+        self._in_flight: deque[_Flight] = deque()
+        self._records: list[RequestRecord] = []
+        self._next_sequence = 0
+        self._now = -math.inf
+        self._wakeups = [policy.next_wakeup for policy in policies.all() if hasattr(policy, "next_wakeup")]
+        self._may_repeat = (
+            config.async_depth == 1
+            and policies.batching.repeats
+            and not policies.scheduling.charges
+            and not any(getattr(policy, "time_dependent", False) for policy in policies.all())
+        )
+
+    # -- inputs -------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> Outcome:
+        """Queue a request, or refuse it with the reason.
+
+        Raises ValueError for what no server would accept: a live id, an empty prompt, no token asked for, time
+        running backwards.
+        """
+        self._advance_clock(now)
+        self._check(request)
+        misfit = self._misfit(request)
+        if misfit:
+            return self._refuse(request, Reject(misfit), now)
+        verdict = self._policies.admission.decide(request, self.view, now)
+        if isinstance(verdict, Reject):
+            return self._refuse(request, verdict, now)
+        state = self._new_state(request, now)
+        self._states[request.request_id] = state
+        if isinstance(verdict, Hold):
+            state.status = Status.HELD
+            self._held.append(state)
+        else:
+            self._enqueue(state, now)
+        return Outcome(accepted=True)
+
+    def abort(self, request_id: str, now: float) -> bool:
+        """Cancel in any state; its blocks are free at once. False if there is no such request (any more)."""
+        self._advance_clock(now)
+        state = self._states.get(request_id)
+        if state is None:
+            return False
+        self._leave(state, FinishReason.ABORT, now)
+        return True
+
+    def schedule(self, now: float, repeats: Callable[[StepPlan, int], int] | None = None) -> StepPlan | None:
+        """The next step, or None when nothing can be done before an arrival or `next_wakeup`.
+
+        A plan without chunks is a step in which requests were preempted and nobody could run. `repeats(plan, limit)`
+        lets the shell take the same step up to `limit` times at once; what happens is what single steps would do.
+        Raises RuntimeError when `async_depth` steps are in flight already.
+        """
+        self._advance_clock(now)
+        if len(self._in_flight) >= self.config.async_depth:
+            raise RuntimeError(f"{len(self._in_flight)} steps are in flight, async_depth is {self.config.async_depth}")
+        if self._held:
+            self._ask_held_again(now)
+        step = Step(self, now)
+        self._policies.batching.compose(step)
+        if not step.entries and not step.preempted:
+            return None
+        return self._commit(step, repeats)
+
+    def update(self, plan: StepPlan, output: StepOutput, now: float) -> None:
+        """Apply the output of the oldest step in flight."""
+        self._advance_clock(now)
+        flight = self._take_flight(plan)
+        for state, chunk, lives in zip(flight.states, plan.chunks, flight.lives, strict=True):
+            if state.status is Status.FINISHED or state.stop_reason is not None:
+                continue  # aborted, or stopped by the step before this one
+            if lives == state.num_preemptions:
+                self._apply(state, chunk, plan, output, now)
+            elif chunk.samples and plan.step_id >= state.discard_before_step:
+                self._finish(state, self._emit(state, plan, output, now), now)  # the token counts, its KV is gone
+        if self.num_stopped and self.num_stopped == len(self.running):
+            self._hand_over(now)
+
+    def fail(self, plan: StepPlan, now: float) -> list[str]:
+        """A step threw: its requests fail, and so does whoever found blocks it was to write. Returns their ids.
+
+        Keys of those blocks are dropped, so that nobody finds them later; what was in flight behind it is forgotten
+        for the failed requests only.
+        """
+        self._advance_clock(now)
+        flight = self._take_flight(plan)
+        failed, bad = self._poisoned(flight)
+        self.kv.drop_keys(bad)
+        for state in failed:
+            self._leave(state, FinishReason.ERROR, now, "its step failed")
+        return [state.request_id for state in failed]
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When to call `schedule` again though nothing arrives; None if that would change nothing."""
+        times = [time for time in (wakeup(now) for wakeup in self._wakeups) if time is not None]
+        return min(times, default=None)
+
+    def reset_prefix_cache(self, now: float, reset_running: bool = False) -> bool:
+        """Forget all cached blocks; refused while any is in use, unless the running are preempted first."""
+        self._advance_clock(now)
+        if reset_running:
+            for state in reversed(self.running[:]):  # the first to run ends up first in the queue
+                self.preempt(state, now)
+                state.discard_before_step = self.next_step_id
+        return self.kv.reset()
+
+    # -- outputs ------------------------------------------------------------------------------------------------
+
+    @property
+    def states(self) -> Iterable[RequestState]:
+        """Everybody who has come and not left, in order of adding."""
+        return self._states.values()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._states) or bool(self._in_flight)
+
+    def drain_records(self) -> list[RequestRecord]:
+        """Records of those who left since the last call, in order of leaving."""
+        records, self._records = self._records, []
+        return records
+
+    # -- adding -------------------------------------------------------------------------------------------------
+
+    def _advance_clock(self, now: float) -> None:
+        if not now >= self._now or now == math.inf:
+            raise ValueError(f"time ({now}) must be finite and not before the last call's ({self._now})")
+        self._now = now
+
+    def _check(self, request: Request) -> None:
+        if request.request_id in self._states:
+            raise ValueError(
+                f"request id {request.request_id!r} is live: wait until it has finished, or choose another"
+            )
+        if request.prompt.num_tokens < 1:
+            raise ValueError(f"request {request.request_id} has an empty prompt: send at least one token")
+        if request.max_tokens < 1:
+            raise ValueError(f"request {request.request_id} has max_tokens {request.max_tokens}: ask for at least 1")
+        if not math.isfinite(request.arrival_time):
+            raise ValueError(
+                f"request {request.request_id} has arrival_time {request.arrival_time}: give finite seconds"
+            )
+
+    def _misfit(self, request: Request) -> str:
+        """Why it can never run, or nothing."""
+        config, prompt = self.config, request.prompt.num_tokens
+        if not config.refuse_unfittable:
+            return ""
+        if prompt >= config.max_model_len:
+            return (
+                f"request {request.request_id} has a prompt of {prompt} tokens, but max_model_len is "
+                f"{config.max_model_len}, the answer included: shorten it or raise max_model_len"
+            )
+        # The last token's KV is never computed.
+        most = prompt + min(request.max_tokens, config.max_model_len - prompt) - 1
+        capacity = config.num_blocks * config.block_size
+        if most > capacity:
+            return (
+                f"request {request.request_id} needs {most} tokens of KV cache, but the cache holds {capacity} "
+                f"({config.num_blocks} blocks of {config.block_size}): lower max_tokens or enlarge the cache"
+            )
+        return ""
+
+    def _refuse(self, request: Request, verdict: Reject, now: float) -> Outcome:
+        self._records.append(rejection(request, verdict.reason, now))
+        return Outcome(accepted=False, reason=verdict.reason, retry_after=verdict.retry_after)
+
+    def _new_state(self, request: Request, now: float) -> RequestState:
+        sequence, prompt = self._next_sequence, request.prompt.num_tokens
+        self._next_sequence += 1
+        return RequestState(
+            request=request,
+            sequence=sequence,
+            num_prompt_tokens=prompt,
+            token_limit=min(request.max_tokens, self.config.max_model_len - prompt),
+            chain=request.prompt.chain(self.config.block_size, self._seals(request, sequence), self._secret, sequence),
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            num_tokens=prompt,
+            waiting_since=now,
+        )
+
+    def _seals(self, request: Request, sequence: int) -> dict[int, bytes]:
+        if not self.config.enable_prefix_caching:
+            return {}
+        namespaces = self._policies.isolation.namespaces(request.context)
+        if namespaces is None:
+            namespaces = (Namespace(0, ("request", str(sequence))),)
+        return seals(namespaces, self.config.block_size, self._secret)
+
+    def _enqueue(self, state: RequestState, now: float) -> None:
+        state.status = Status.WAITING
+        self.num_waiting_tokens += state.num_tokens
+        self.scheduling.add(state, now)
+
+    def _ask_held_again(self, now: float) -> None:
+        held, self._held = self._held, []
+        for state in held:
+            verdict = self._policies.admission.decide(state.request, self.view, now)
+            if isinstance(verdict, Admit):
+                self._enqueue(state, now)
+            else:
+                self._held.append(state)
+            if isinstance(verdict, Reject):
+                self._leave(state, FinishReason.REJECTED, now, verdict.reason)
+
+    # -- placing and preempting (called by Step) ----------------------------------------------------------------
+
+    def find_cached(self, state: RequestState) -> list[Block]:
+        """Cached blocks at the head of a waiting request; its last token is never among them."""
+        limit = (state.num_tokens - 1) // self.config.block_size
+        if limit > len(state.chain.keys) and self.kv.caching:
+            state.chain.extend(limit)
+        return self.kv.lookup(state.chain.keys, limit)
+
+    def place(self, state: RequestState, hit: list[Block], num_tokens: int, now: float) -> bool:
+        """Move a waiting request into the running set; False, with nothing changed, if there is no room."""
+        num_hit = len(hit) * self.config.block_size
+        promise = self._policies.allocation.promise(state, num_hit, num_tokens, self.view)
+        idle = sum(block.ref_count == 0 for block in hit)  # these leave the free blocks too
+        required = max(promise.num_blocks_required, promise.num_blocks_held) - len(hit) + idle
+        if required + promise.num_blocks_slack > self.kv.num_free - self.kv.num_held_back:
+            return False
+        self.scheduling.discard(state)
+        self.num_waiting_tokens -= state.num_tokens
+        self.kv.reuse(state, hit)
+        self.kv.allocate(state, promise.num_blocks_now - len(hit), now)
+        self.kv.hold_back(state, max(0, promise.num_blocks_held - promise.num_blocks_now))
+        if promise.contiguous:
+            state.block_ids.sort()
+        self._start(state, num_hit, now)
+        return True
+
+    def _start(self, state: RequestState, num_hit: int, now: float) -> None:
+        self.running.append(state)
+        state.status = Status.RUNNING
+        state.num_computed_tokens = num_hit
+        state.last_step_time = now
+        if state.first_scheduled_time is None:
+            state.first_scheduled_time = now
+            state.num_cached_tokens = num_hit
+        else:
+            state.requeue_time += now - state.waiting_since
+        if not self.kv.caching:
+            return
+        if state.num_preemptions:
+            self.prefix_stats_resumed = self.prefix_stats_resumed.plus(state.num_tokens, num_hit)
+        else:
+            self.prefix_stats = self.prefix_stats.plus(state.num_tokens, num_hit)
+
+    def preempt(self, state: RequestState, now: float) -> None:
+        """Take all its blocks; it waits again. Blocks with keys stay in the cache until evicted."""
+        assert state.status is Status.RUNNING, f"request {state.request_id} is {state.status.value}, it cannot yield"
+        self.running.remove(state)
+        self._forget_stop(state)
+        self.kv.release(state)
+        state.num_lost_tokens = max(state.num_lost_tokens, state.num_computed_tokens)
+        state.num_computed_tokens = 0
+        state.num_placeholders = 0
+        state.num_preemptions += 1
+        state.stall_time += max(0.0, now - state.last_step_time)
+        state.waiting_since = now
+        state.status = Status.PREEMPTED
+        self.num_preemptions += 1
+        self.num_waiting_tokens += state.num_tokens
+        self.scheduling.requeue(state, now)
+
+    # -- committing a step --------------------------------------------------------------------------------------
+
+    def _commit(self, step: Step, repeats: Callable[[StepPlan, int], int] | None) -> StepPlan:
+        states = list(step.entries)
+        plan = StepPlan(
+            step_id=step.step_id,
+            time=step.now,
+            chunks=tuple([self._chunk(state, num) for state, num in step.entries.items()]),
+            num_running=len(self.running),
+            num_padding_tokens=step.num_padding_tokens,
+            admitted=tuple(step.admitted),
+            preempted=tuple(step.preempted),
+        )
+        if repeats is not None and self._may_repeat:
+            plan = self._repeat(plan, states, repeats)
+        self.next_step_id += plan.repeat
+        self._in_flight.append(_Flight(plan, states, [state.num_preemptions for state in states]))
+        return plan
+
+    def _chunk(self, state: RequestState, num_tokens: int) -> Chunk:
+        """Optimistic, as in vLLM: tokens count as computed from now on."""
+        start = state.num_computed_tokens
+        end = start + num_tokens
+        state.num_computed_tokens = end
+        if start < state.num_lost_tokens:
+            state.num_recomputed_tokens += min(end, state.num_lost_tokens) - start
+        samples = end == state.num_tokens + state.num_placeholders
+        if samples and self.config.async_depth > 1:
+            state.num_placeholders += 1
+        return Chunk(state.request.request_id, start, num_tokens, state.block_ids, samples)
+
+    def _repeat(self, plan: StepPlan, states: list[RequestState], repeats: Callable[[StepPlan, int], int]) -> StepPlan:
+        limit = self._repeat_limit(plan, states)
+        if limit < 2:
+            return plan
+        repeat = repeats(plan, limit)
+        assert 1 <= repeat <= limit, f"{repeat} repeats asked for, {limit} are allowed"
+        if repeat == 1:
+            return plan
+        self._grow(states, repeat - 1, plan.time)
+        return replace(plan, repeat=repeat)
+
+    def _repeat_limit(self, plan: StepPlan, states: list[RequestState]) -> int:
+        """How often this step can be taken with every decision the same.
+
+        All running decode, nobody entered or left. The waiting, if any, were not let in: slots do not free themselves
+        and memory only shrinks, so they would not be let in by the next step either.
+        """
+        if plan.admitted or plan.preempted or self._held or len(states) != len(self.running) - self.num_stopped:
+            return 1
+        limit = self.config.max_model_len
+        for state, chunk in zip(states, plan.chunks, strict=True):
+            if chunk.num_tokens != 1 or not chunk.samples:
+                return 1
+            left = state.token_limit - state.num_output_tokens
+            if left < limit:
+                limit = left
+        while limit > 1 and not self._fits(states, limit - 1):
+            limit //= 2
+        return limit
+
+    def _fits(self, states: list[RequestState], num_more: int) -> bool:
+        size, need = self.config.block_size, 0
+        for state in states:
+            over = state.num_computed_tokens + num_more - len(state.block_ids) * size
+            if over > 0:
+                need += max(0, -(-over // size) - state.num_held_blocks)
+        return need <= self.kv.num_free - self.kv.num_held_back
+
+    def _grow(self, states: list[RequestState], num_more: int, now: float) -> None:
+        """Take the blocks of `num_more` further steps in the order in which single steps would take them."""
+        size, kv = self.config.block_size, self.kv
+        takes: list[tuple[int, int]] = []
+        for index, state in enumerate(states):
+            room = len(state.block_ids) * size - state.num_computed_tokens
+            takes.extend((at, index) for at in range(room, num_more, size))
+            state.num_computed_tokens += num_more
+        takes.sort()
+        for _, index in takes:
+            kv.allocate(states[index], 1, now)
+        if self.caches_at_schedule:
+            for state in states:
+                if state.num_computed_tokens // size > state.num_keyed_blocks:
+                    kv.cache(state, state.num_computed_tokens)
+
+    # -- applying outputs ---------------------------------------------------------------------------------------
+
+    def _take_flight(self, plan: StepPlan) -> _Flight:
+        if not self._in_flight or self._in_flight[0].plan is not plan:
+            raise ValueError(f"step {plan.step_id} is not the oldest step in flight: apply outputs in order, once")
+        return self._in_flight.popleft()
+
+    def _apply(self, state: RequestState, chunk: Chunk, plan: StepPlan, output: StepOutput, now: float) -> None:
+        if plan.time > state.last_step_time:
+            state.stall_time += plan.time - state.last_step_time
+        state.last_step_time = now
+        if not self.caches_at_schedule:
+            self.kv.cache(state, min(chunk.start + chunk.num_tokens + plan.repeat - 1, state.num_tokens + plan.repeat))
+        if self.scheduling.charges:
+            self.scheduling.charge(state, chunk.num_tokens - chunk.samples, plan.repeat if chunk.samples else 0)
+        if not chunk.samples:
+            return
+        if state.num_placeholders:
+            state.num_placeholders -= 1
+        reason = self._emit(state, plan, output, now)
+        if self.config.async_depth > 1:
+            self.kv.cache(state, state.num_computed_tokens - state.num_placeholders)
+        self._finish(state, reason, now)
+
+    def _emit(self, state: RequestState, plan: StepPlan, output: StepOutput, now: float) -> FinishReason | None:
+        """Its tokens of this step are known. Returns why they were its last, if they were."""
+        repeat = plan.repeat
+        state.num_output_tokens += repeat
+        state.num_tokens += repeat
+        if state.status is Status.PREEMPTED:
+            self.num_waiting_tokens += repeat
+        if output.token_ids:
+            state.chain.append(output.token_ids[state.request.request_id])
+        if state.first_token_time is None:
+            self._first_token(state, now)
+        spans = state.token_spans
+        if spans and spans[-1][0] + spans[-1][1] == plan.step_id:
+            spans[-1][1] += repeat
+        else:
+            spans.append([plan.step_id, repeat])
+        if output.stopped and state.request.request_id in output.stopped:
+            return output.stopped[state.request.request_id]
+        return FinishReason.LENGTH if state.num_output_tokens >= state.token_limit else None
+
+    def _first_token(self, state: RequestState, now: float) -> None:
+        assert state.first_scheduled_time is not None
+        state.first_token_time = now
+        lost = state.stall_time + state.requeue_time
+        if state.status is Status.PREEMPTED:  # the token of a step it was thrown out of
+            lost += now - state.waiting_since
+        state.prefill_time = now - state.first_scheduled_time - lost
+
+    def _finish(self, state: RequestState, reason: FinishReason | None, now: float) -> None:
+        if reason is None:
+            return
+        if self._policies.batching.returns_together and state.status is Status.RUNNING:
+            state.stop_reason = reason
+            self.num_stopped += 1
+        else:
+            self._leave(state, reason, now)
+
+    def _forget_stop(self, state: RequestState) -> None:
+        if state.stop_reason is not None:
+            state.stop_reason = None
+            self.num_stopped -= 1
+
+    def _hand_over(self, now: float) -> None:
+        """The whole group is done: its answers go out together."""
+        for state in self.running[:]:
+            assert state.stop_reason is not None
+            state.first_token_time = None
+            state.token_spans = []
+            self._first_token(state, now)
+            self._leave(state, state.stop_reason, now)
+
+    def _leave(self, state: RequestState, reason: FinishReason, now: float, detail: str = "") -> None:
+        """End a request in whatever state it is; the one place where requests leave."""
+        if state.status is Status.RUNNING:
+            self.running.remove(state)
+            self._forget_stop(state)
+            state.stall_time += max(0.0, self._last_touch(now) - state.last_step_time)
+        elif state.status is Status.HELD:
+            if state in self._held:
+                self._held.remove(state)
+        else:
+            self.scheduling.discard(state)
+            self.num_waiting_tokens -= state.num_tokens
+        self.kv.release(state)
+        self._records.append(record(state, reason, detail, now))
+        state.status = Status.FINISHED
+        del self._states[state.request_id]
+
+    def _last_touch(self, now: float) -> float:
+        """Until when a running request that leaves now was idle: the start of the step in flight, or now."""
+        return self._in_flight[0].plan.time if self._in_flight else now
+
+    # -- failing ------------------------------------------------------------------------------------------------
+
+    def _poisoned(self, flight: _Flight) -> tuple[list[RequestState], set[int]]:
+        """Requests of a failed step and of those who read its blocks, and the blocks, to the fixed point."""
+        failed = {state: None for state in flight.states if state.status is not Status.FINISHED}
+        bad = self._written(flight, failed)
+        grown = True
+        while grown:
+            readers = [state for state in self.running if state not in failed and not bad.isdisjoint(state.block_ids)]
+            grown = bool(readers)
+            failed.update(dict.fromkeys(readers))
+            for later in (flight, *self._in_flight):
+                bad |= self._written(later, failed)
+        return list(failed), bad
+
+    def _written(self, flight: _Flight, writers: Iterable[RequestState]) -> set[int]:
+        """Blocks that a step writes for these requests."""
+        size, wanted = self.config.block_size, set(writers)
+        written: set[int] = set()
+        for state, chunk in zip(flight.states, flight.plan.chunks, strict=True):
+            if state in wanted:
+                last = chunk.start + chunk.num_tokens + flight.plan.repeat - 2
+                written.update(chunk.block_ids[chunk.start // size : last // size + 1])
+        return written

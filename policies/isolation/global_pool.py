@@ -1,0 +1,13 @@
+"""Everybody shares every prefix: the most reuse, and whoever measures a fast answer learns that somebody asked before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.prompt import Namespace
+from policies.types import Context
+
+
+class GlobalPool:
+    def namespaces(self, context: Context) -> Sequence[Namespace] | None:
+        return ()

@@ -1,0 +1,1 @@
+"""Memory is full: who yields?"""

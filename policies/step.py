@@ -1,0 +1,170 @@
+"""One step being composed: what a batching policy may do, and the guard on every grant.
+
+Mechanism guards, policy steers: a policy cannot overrun the budget, take a held block, or bring back in the same step
+what it preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from policies.types import Admission, Block, RequestState, Status
+
+if TYPE_CHECKING:
+    from policies.engine import EngineCore
+
+
+class Grant(Enum):
+    GRANTED = "granted"
+    YIELDED = "yielded"  # the request itself was preempted
+    NO_MEMORY = "no memory"  # nobody yields: it waits where it is
+
+
+class Step:
+    """Requests are granted tokens in the order of the calls; that order is the order of the plan."""
+
+    __slots__ = ("config", "token_budget", "now", "step_id", "entries", "admitted", "preempted", "num_padding_tokens",
+                 "_engine", "_kv", "_cursor", "_looked_up", "_hit")  # fmt: skip
+
+    def __init__(self, engine: EngineCore, now: float) -> None:
+        self.config = engine.config
+        self.token_budget = engine.config.max_num_batched_tokens
+        self.now = now
+        self.step_id = engine.next_step_id
+        self.entries: dict[RequestState, int] = {}
+        self.admitted: list[Admission] = []
+        self.preempted: list[str] = []
+        self.num_padding_tokens = 0
+        self._engine = engine
+        self._kv = engine.kv
+        self._cursor = 0
+        self._looked_up: RequestState | None = None
+        self._hit: list[Block] = []
+
+    # -- what there is ------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Iterator[RequestState]:
+        """The running in order of admission; nobody is skipped when somebody is preempted meanwhile."""
+        self._cursor = 0
+        running = self._engine.running
+        while self._cursor < len(running):
+            state = running[self._cursor]
+            self._cursor += 1
+            yield state
+
+    @property
+    def num_running(self) -> int:
+        return len(self._engine.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._engine.scheduling)
+
+    def candidates(self) -> Iterator[RequestState]:
+        """The waiting, best first, as long as one more may enter.
+
+        Ends when somebody was preempted in this step, at the first that is not admitted (or after `hol_skip` of
+        them), and when slots or budget are used up.
+        """
+        skips = self.config.hol_skip
+        if not self._open():
+            return
+        for state in self._engine.scheduling.candidates(self._engine.view, self.now):
+            yield state
+            if state.status is not Status.RUNNING:
+                skips -= 1
+            if skips < 0 or not self._open():
+                return
+
+    def _open(self) -> bool:
+        return self.token_budget > 0 and not self.preempted and self.num_running < self.config.max_num_seqs
+
+    def remaining(self, state: RequestState) -> int:
+        """Tokens a running request could compute now."""
+        computed = state.num_computed_tokens
+        left = state.num_tokens + state.num_placeholders - computed
+        if state.num_placeholders and state.num_output_tokens + state.num_placeholders >= state.request.max_tokens:
+            return 0  # the tokens in flight are its last
+        room = self.config.max_model_len - 1 - computed
+        return left if left <= room else room
+
+    def uncached(self, state: RequestState) -> int:
+        """Tokens a waiting request would have to compute; at least its last one."""
+        return state.num_tokens - len(self._find(state)) * self.config.block_size
+
+    def _find(self, state: RequestState) -> list[Block]:
+        if self._looked_up is not state:
+            self._looked_up, self._hit = state, self._engine.find_cached(state)
+        return self._hit
+
+    def pad(self, num_tokens: int) -> None:
+        """Count tokens that are computed only to fill a rectangle."""
+        self.num_padding_tokens += num_tokens
+
+    # -- what may be done ---------------------------------------------------------------------------------------
+
+    def grant(self, state: RequestState, num_tokens: int) -> Grant:
+        """Let a running request compute `num_tokens` more, preempting others if memory is short."""
+        if not 0 < num_tokens <= self.token_budget:
+            raise ValueError(
+                f"a batching policy granted {num_tokens} tokens to request {state.request_id}; "
+                f"the step has {self.token_budget} left"
+            )
+        assert state.status is Status.RUNNING and state.granted_step != self.step_id, "granted twice, or not running"
+        kv, end = self._kv, state.num_computed_tokens + num_tokens
+        assert end <= state.num_tokens + state.num_placeholders, f"{state.request_id} has no {num_tokens} tokens left"
+        short = -(-end // kv.block_size) - len(state.block_ids)
+        if short > 0:
+            if short > kv.num_available(state):
+                outcome = self._make_room(state, short)
+                if outcome is not Grant.GRANTED:
+                    return outcome
+            kv.allocate(state, short, self.now)
+        self._enter(state, num_tokens, end)
+        return Grant.GRANTED
+
+    def _enter(self, state: RequestState, num_tokens: int, end: int) -> None:
+        if self._engine.caches_at_schedule and end // self._kv.block_size > state.num_keyed_blocks:
+            self._kv.cache(state, min(end, state.num_tokens))
+        self.entries[state] = num_tokens
+        state.granted_step = self.step_id
+        self.token_budget -= num_tokens
+
+    def _make_room(self, state: RequestState, short: int) -> Grant:
+        while short > self._kv.num_available(state):
+            victim = self._engine.preemption.choose_victim(self._engine.running, state, self.now)
+            if victim is None:
+                return Grant.NO_MEMORY
+            self._preempt(victim)
+            if victim is state:
+                return Grant.YIELDED
+        return Grant.GRANTED
+
+    def _preempt(self, victim: RequestState) -> None:
+        index = self._engine.running.index(victim)
+        if index < self._cursor:
+            self._cursor -= 1
+        if victim.granted_step == self.step_id:
+            self.token_budget += self.entries.pop(victim)
+        self._engine.preempt(victim, self.now)
+        self.preempted.append(victim.request_id)
+
+    def admit(self, state: RequestState, num_tokens: int) -> bool:
+        """Let a waiting request in and compute `num_tokens` of it; False, with nothing changed, if it does not fit."""
+        if not 0 < num_tokens <= self.token_budget:
+            raise ValueError(
+                f"a batching policy admitted request {state.request_id} with {num_tokens} tokens; "
+                f"the step has {self.token_budget} left"
+            )
+        hit = self._find(state)
+        num_hit = len(hit) * self.config.block_size
+        assert num_hit + num_tokens <= state.num_tokens, f"{state.request_id} has no {num_tokens} tokens to compute"
+        if self.preempted or not self._engine.place(state, hit, num_tokens, self.now):
+            return False
+        self._looked_up = None  # the index changed
+        self.admitted.append(Admission(state.request_id, num_hit, resumed=state.num_preemptions > 0))
+        self._enter(state, num_tokens, num_hit + num_tokens)
+        return True

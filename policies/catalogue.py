@@ -31,6 +31,7 @@ from policies.interfaces import (
     PreemptionPolicy,
     SchedulingPolicy,
 )
+from policies.journal import RecordingEngine, Write
 from policies.isolation.global_pool import GlobalPool
 from policies.isolation.no_reuse import NoReuse
 from policies.isolation.tenant import WithinTenant
@@ -92,10 +93,15 @@ def preset(name: str) -> dict[str, Any]:
     return dict(PRESETS[name])
 
 
-def build(config: EngineConfig, secret: bytes = b"") -> EngineCore:
-    """Raises ValueError for an unknown policy or knob, and for policies that cannot go together."""
-    made = {menu: make(menu, getattr(config, menu)) for menu in MENUS}
-    return EngineCore(config, Policies(**made), secret)
+def build(config: EngineConfig, journal: Write | None = None, secret: bytes = b"") -> EngineCore:
+    """An engine, told to `journal` line by line if there is one.
+
+    Raises ValueError for an unknown policy or knob, and for policies that cannot go together.
+    """
+    policies = Policies(**{menu: make(menu, getattr(config, menu)) for menu in MENUS})
+    if journal is None:
+        return EngineCore(config, policies, secret)
+    return RecordingEngine(config, policies, secret, journal)
 
 
 def make(menu: str, spec: str) -> Any:
@@ -174,4 +180,5 @@ def _from_file(menu: str, name: str) -> Callable[..., Any]:
             key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
         ]
         raise ValueError(f"{path_text!r} has no class {class_name!r}; it has: {', '.join(names) or 'none'}")
-    return found
+    factory: Callable[..., Any] = found
+    return factory

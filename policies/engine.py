@@ -535,7 +535,7 @@ class EngineCore:
         if state.status is Status.PREEMPTED:
             self.num_waiting_tokens += repeat
         if output.token_ids:
-            state.chain.append(output.token_ids[state.request.request_id])
+            state.chain.append(output.token_ids.get(state.request.request_id, ()))
         if state.first_token_time is None:
             self._first_token(state, now)
         spans = state.token_spans

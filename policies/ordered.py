@@ -15,7 +15,7 @@ class OrderedLine(Generic[Key]):
     """Requests sorted by a unique key. Adding and removing cost a binary search and a move of pointers."""
 
     def __init__(self, key: Callable[[RequestState], Key]) -> None:
-        self._key = key
+        self._key: Callable[[RequestState], Key] = key
         self._keys: list[Key] = []
         self._states: list[RequestState] = []
 

@@ -1,0 +1,150 @@
+"""One replica under SimPy's clock: the loop of the live backend, with time that costs nothing.
+
+Order at one instant: update, aborts, arrivals, schedule. So a step ends after everything else that happens at its time.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+import simpy
+from simpy.core import SimTime
+from simpy.events import EventPriority
+
+from policies.engine import EngineCore
+from policies.types import Outcome, Request, RequestRecord, StepOutput, StepPlan
+from sim.executor import SimulatedExecutor
+
+LATE = EventPriority(2)  # after SimPy's URGENT (0) and NORMAL (1)
+
+Process = Generator[simpy.Event, Any, None]
+
+
+class Late(simpy.Event):
+    """Happens after all else at its instant."""
+
+    def __init__(self, env: simpy.Environment, delay: SimTime = 0) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        env.schedule(self, priority=LATE, delay=delay)
+
+
+class Sample(NamedTuple):
+    """How things stood while a step ran. Blocks held + cached + free = all."""
+
+    time: float
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_tokens: int
+    num_padding_tokens: int
+    num_held_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+
+
+class Replica:
+    """Drives an engine. `on_record` hears of everybody who leaves; `jumps` takes equal steps at once, with equal bits."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        engine: EngineCore,
+        executor: SimulatedExecutor,
+        on_record: Callable[[RequestRecord], None],
+        jumps: bool = True,
+    ) -> None:
+        self.env = env
+        self.engine = engine
+        self.executor = executor
+        self.step_ends = array("d")  # by step id
+        self.samples: list[Sample] = []
+        self.num_plans = 0
+        self._on_record = on_record
+        self._repeats = self._jump if jumps and engine.config.async_depth == 1 else None
+        self._arrivals: deque[Request] = deque()
+        self._aborts: deque[tuple[float, str]] = deque()
+        self._wake = env.event()
+        env.process(self._run())
+
+    def submit(self, request: Request) -> None:
+        """A request reaches the engine's inbox."""
+        self._arrivals.append(request)
+        self._ring()
+
+    def cancel(self, request_id: str) -> None:
+        """Its caller is gone."""
+        self._aborts.append((self.env.now, request_id))
+        self._ring()
+
+    def _ring(self) -> None:
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> Process:
+        in_flight: deque[tuple[StepPlan, StepOutput]] = deque()
+        depth = self.engine.config.async_depth
+        while True:
+            self._drain_inbox()
+            plan = self.engine.schedule(self.env.now, self._repeats)
+            if plan is not None:
+                self._sample(plan)
+                in_flight.append((plan, self.executor.execute(plan)))
+            elif not in_flight:
+                yield from self._sleep()
+                continue
+            if len(in_flight) == depth or plan is None:
+                yield from self._finish(*in_flight.popleft())
+
+    def _finish(self, plan: StepPlan, output: StepOutput) -> Process:
+        yield Late(self.env, output.duration)
+        self._drain_aborts(before=self.env.now)
+        self.engine.update(plan, output, self.env.now)
+        self.step_ends.extend(self.executor.ends(plan) if plan.repeat > 1 else (self.env.now,))
+        self._collect()
+
+    def _sleep(self) -> Process:
+        wakeup = self.engine.next_wakeup(self.env.now)
+        self._wake = self.env.event()
+        if wakeup is None:
+            yield self._wake
+        else:
+            yield self._wake | self.env.timeout(max(0.0, wakeup - self.env.now))
+        yield Late(self.env)  # who else arrives at this instant belongs to the same step
+
+    def _jump(self, plan: StepPlan, limit: int) -> int:
+        return self.executor.repeats(plan, limit, until=self.env.peek())
+
+    # -- inbox and outbox ---------------------------------------------------------------------------------------
+
+    def _drain_inbox(self) -> None:
+        self._drain_aborts(before=math.inf)
+        while self._arrivals:
+            self.add(self._arrivals.popleft())
+        self._collect()
+
+    def add(self, request: Request) -> Outcome:
+        return self.engine.add(request, self.env.now)
+
+    def _drain_aborts(self, before: float) -> None:
+        while self._aborts and self._aborts[0][0] < before:
+            self.engine.abort(self._aborts.popleft()[1], self.env.now)
+
+    def _collect(self) -> None:
+        for record in self.engine.drain_records():
+            self._on_record(record)
+
+    def _sample(self, plan: StepPlan) -> None:
+        kv = self.engine.kv
+        free, cached = kv.num_free, kv.num_idle_cached
+        self.num_plans += 1
+        self.samples.append(
+            Sample(plan.time, plan.repeat, plan.num_running, len(self.engine.scheduling), plan.num_tokens,
+                   plan.num_padding_tokens, kv.num_blocks - free, cached, free - cached)
+        )  # fmt: skip

@@ -31,10 +31,10 @@ from policies.interfaces import (
     PreemptionPolicy,
     SchedulingPolicy,
 )
-from policies.journal import RecordingEngine, Write
 from policies.isolation.global_pool import GlobalPool
 from policies.isolation.no_reuse import NoReuse
 from policies.isolation.tenant import WithinTenant
+from policies.journal import RecordingEngine, Write
 from policies.preemption.latest import LatestAdmitted
 from policies.preemption.lowest_priority import LowestPriority
 from policies.scheduling.fcfs import FirstComeFirstServed

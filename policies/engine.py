@@ -87,7 +87,7 @@ class _Flight(NamedTuple):
 class _EngineView:
     """The read-only face of the engine (interfaces.View)."""
 
-    __slots__ = ("_engine", "num_blocks", "block_size", "max_model_len")
+    __slots__ = ("_engine", "block_size", "max_model_len", "num_blocks")
 
     def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
@@ -152,6 +152,9 @@ class EngineCore:
         self._next_sequence = 0
         self._now = -math.inf
         self._wakeups = [policy.next_wakeup for policy in policies.all() if hasattr(policy, "next_wakeup")]
+        self._settles_at_schedule = (
+            config.async_depth == 1 and self.caches_at_schedule and not policies.scheduling.charges
+        )
         self._may_repeat = (
             config.async_depth == 1
             and policies.batching.repeats
@@ -215,13 +218,19 @@ class EngineCore:
         """Apply the output of the oldest step in flight."""
         self._advance_clock(now)
         flight = self._take_flight(plan)
+        settled = self._settles_at_schedule and not output.token_ids
+        step_id, repeat, stopped = plan.step_id, plan.repeat, output.stopped
         for state, chunk, lives in zip(flight.states, plan.chunks, flight.lives, strict=True):
-            if state.status is Status.FINISHED or state.stop_reason is not None:
-                continue  # aborted, or stopped by the step before this one
-            if lives == state.num_preemptions:
-                self._apply(state, chunk, plan, output, now)
-            elif chunk.samples and plan.step_id >= state.discard_before_step:
-                self._finish(state, self._emit(state, plan, output, now), now)  # the token counts, its KV is gone
+            if settled and chunk[4] and state.span_end == step_id and lives == state.num_preemptions:
+                # It went on decoding, the case of nearly all: what follows below, without the questions.
+                num_output = state.num_output_tokens + repeat
+                if num_output < state.token_limit and state.request_id not in stopped and state.stop_reason is None:
+                    state.num_output_tokens = num_output
+                    state.num_tokens += repeat
+                    state.span_end = step_id + repeat
+                    state.last_step_time = now
+                    continue
+            self._apply(state, chunk, lives, plan, output, now)
         if self.num_stopped and self.num_stopped == len(self.running):
             self._hand_over(now)
 
@@ -323,6 +332,7 @@ class EngineCore:
         self._next_sequence += 1
         return RequestState(
             request=request,
+            request_id=request.request_id,
             sequence=sequence,
             num_prompt_tokens=prompt,
             token_limit=min(request.max_tokens, self.config.max_model_len - prompt),
@@ -425,67 +435,63 @@ class EngineCore:
         plan = StepPlan(
             step_id=step.step_id,
             time=step.now,
-            chunks=tuple([self._chunk(state, num) for state, num in step.entries.items()]),
+            chunks=self._chunks(step.entries),
             num_running=len(self.running),
             num_padding_tokens=step.num_padding_tokens,
             admitted=tuple(step.admitted),
             preempted=tuple(step.preempted),
         )
         if repeats is not None and self._may_repeat:
-            plan = self._repeat(plan, states, repeats)
+            limit = self._repeat_limit(step, states)
+            repeat = repeats(plan, limit) if limit > 1 else 1
+            assert 1 <= repeat <= limit, f"{repeat} repeats asked for, {limit} are allowed"
+            if repeat > 1:
+                self._grow(states, repeat - 1, plan.time)
+                plan = replace(plan, repeat=repeat)
         self.next_step_id += plan.repeat
         self._in_flight.append(_Flight(plan, states, [state.num_preemptions for state in states]))
         return plan
 
-    def _chunk(self, state: RequestState, num_tokens: int) -> Chunk:
+    def _chunks(self, entries: dict[RequestState, int]) -> tuple[Chunk, ...]:
         """Optimistic, as in vLLM: tokens count as computed from now on."""
-        start = state.num_computed_tokens
-        end = start + num_tokens
-        state.num_computed_tokens = end
-        if start < state.num_lost_tokens:
-            state.num_recomputed_tokens += min(end, state.num_lost_tokens) - start
-        samples = end == state.num_tokens + state.num_placeholders
-        if samples and self.config.async_depth > 1:
-            state.num_placeholders += 1
-        return Chunk(state.request.request_id, start, num_tokens, state.block_ids, samples)
+        chunks, ahead = [], self.config.async_depth > 1
+        for state, num_tokens in entries.items():
+            start = state.num_computed_tokens
+            end = state.num_computed_tokens = start + num_tokens
+            if start < state.num_lost_tokens:
+                state.num_recomputed_tokens += min(end, state.num_lost_tokens) - start
+            samples = end == state.num_tokens + state.num_placeholders
+            chunks.append(Chunk(state.request_id, start, num_tokens, state.block_ids, samples))
+            if samples and ahead:
+                state.num_placeholders += 1
+        return tuple(chunks)
 
-    def _repeat(self, plan: StepPlan, states: list[RequestState], repeats: Callable[[StepPlan, int], int]) -> StepPlan:
-        limit = self._repeat_limit(plan, states)
-        if limit < 2:
-            return plan
-        repeat = repeats(plan, limit)
-        assert 1 <= repeat <= limit, f"{repeat} repeats asked for, {limit} are allowed"
-        if repeat == 1:
-            return plan
-        self._grow(states, repeat - 1, plan.time)
-        return replace(plan, repeat=repeat)
-
-    def _repeat_limit(self, plan: StepPlan, states: list[RequestState]) -> int:
+    def _repeat_limit(self, step: Step, states: list[RequestState]) -> int:
         """How often this step can be taken with every decision the same.
 
         All running decode, nobody entered or left. The waiting, if any, were not let in: slots do not free themselves
         and memory only shrinks, so they would not be let in by the next step either.
         """
-        if plan.admitted or plan.preempted or self._held or len(states) != len(self.running) - self.num_stopped:
+        if step.admitted or step.preempted or self._held or not states or step.num_decodes != len(states):
             return 1
-        limit = self.config.max_model_len
-        for state, chunk in zip(states, plan.chunks, strict=True):
-            if chunk.num_tokens != 1 or not chunk.samples:
-                return 1
-            left = state.token_limit - state.num_output_tokens
-            if left < limit:
-                limit = left
+        if len(states) != len(self.running) - self.num_stopped:
+            return 1
+        limit = min([state.token_limit - state.num_output_tokens for state in states])
         while limit > 1 and not self._fits(states, limit - 1):
             limit //= 2
         return limit
 
     def _fits(self, states: list[RequestState], num_more: int) -> bool:
-        size, need = self.config.block_size, 0
+        """Whether each can grow by `num_more` tokens without anybody yielding."""
+        size, free = self.config.block_size, self.kv.num_free - self.kv.num_held_back
+        if len(states) * (num_more // size + 1) <= free:
+            return True
+        need = 0
         for state in states:
             over = state.num_computed_tokens + num_more - len(state.block_ids) * size
             if over > 0:
                 need += max(0, -(-over // size) - state.num_held_blocks)
-        return need <= self.kv.num_free - self.kv.num_held_back
+        return need <= free
 
     def _grow(self, states: list[RequestState], num_more: int, now: float) -> None:
         """Take the blocks of `num_more` further steps in the order in which single steps would take them."""
@@ -510,22 +516,37 @@ class EngineCore:
             raise ValueError(f"step {plan.step_id} is not the oldest step in flight: apply outputs in order, once")
         return self._in_flight.popleft()
 
-    def _apply(self, state: RequestState, chunk: Chunk, plan: StepPlan, output: StepOutput, now: float) -> None:
+    def _apply(
+        self, state: RequestState, chunk: Chunk, lives: int, plan: StepPlan, output: StepOutput, now: float
+    ) -> None:
+        if state.status is Status.FINISHED or state.stop_reason is not None:
+            return  # aborted, or stopped by the step before this one
+        if lives != state.num_preemptions:  # preempted since: the token counts, its KV is gone
+            if chunk.samples and plan.step_id >= state.discard_before_step:
+                self._finish(state, self._emit(state, plan, output, now), now)
+            return
         if plan.time > state.last_step_time:
             state.stall_time += plan.time - state.last_step_time
         state.last_step_time = now
+        self._account(state, chunk, plan)
+        if chunk.samples:
+            reason = self._emit(state, plan, output, now)
+            self._confirm(state)
+            self._finish(state, reason, now)
+
+    def _account(self, state: RequestState, chunk: Chunk, plan: StepPlan) -> None:
+        """What a step leaves behind where it is not settled at schedule time."""
         if not self.caches_at_schedule:
             self.kv.cache(state, min(chunk.start + chunk.num_tokens + plan.repeat - 1, state.num_tokens + plan.repeat))
         if self.scheduling.charges:
             self.scheduling.charge(state, chunk.num_tokens - chunk.samples, plan.repeat if chunk.samples else 0)
-        if not chunk.samples:
-            return
+
+    def _confirm(self, state: RequestState) -> None:
+        """A token that was scheduled ahead is known: its block may be full."""
         if state.num_placeholders:
             state.num_placeholders -= 1
-        reason = self._emit(state, plan, output, now)
         if self.config.async_depth > 1:
             self.kv.cache(state, state.num_computed_tokens - state.num_placeholders)
-        self._finish(state, reason, now)
 
     def _emit(self, state: RequestState, plan: StepPlan, output: StepOutput, now: float) -> FinishReason | None:
         """Its tokens of this step are known. Returns why they were its last, if they were."""
@@ -535,16 +556,14 @@ class EngineCore:
         if state.status is Status.PREEMPTED:
             self.num_waiting_tokens += repeat
         if output.token_ids:
-            state.chain.append(output.token_ids.get(state.request.request_id, ()))
+            state.chain.append(output.token_ids.get(state.request_id, ()))
         if state.first_token_time is None:
             self._first_token(state, now)
-        spans = state.token_spans
-        if spans and spans[-1][0] + spans[-1][1] == plan.step_id:
-            spans[-1][1] += repeat
-        else:
-            spans.append([plan.step_id, repeat])
-        if output.stopped and state.request.request_id in output.stopped:
-            return output.stopped[state.request.request_id]
+        if state.span_end != plan.step_id:
+            state.token_spans.append((plan.step_id, state.num_output_tokens - repeat))
+        state.span_end = plan.step_id + repeat
+        if output.stopped and state.request_id in output.stopped:
+            return output.stopped[state.request_id]
         return FinishReason.LENGTH if state.num_output_tokens >= state.token_limit else None
 
     def _first_token(self, state: RequestState, now: float) -> None:

@@ -106,12 +106,12 @@ class KVCache:
         blocks, plain, table = self.blocks, self._plain, state.block_ids
         for _ in range(num):
             block = blocks[plain.pop()] if plain else self._evict(state, now)
-            assert block.ref_count == 0, f"block {block.block_id} is held and cannot be given to {state.request_id}"
             block.ref_count = 1
             table.append(block.block_id)
-        taken = min(num, state.num_held_blocks)
-        state.num_held_blocks -= taken
-        self.num_held_back -= taken
+        if state.num_held_blocks:
+            taken = min(num, state.num_held_blocks)
+            state.num_held_blocks -= taken
+            self.num_held_back -= taken
 
     def hold_back(self, state: RequestState, num: int) -> None:
         """Keep `num` blocks for this request's growth."""
@@ -120,9 +120,15 @@ class KVCache:
 
     def _evict(self, state: RequestState, now: float) -> Block:
         block = self._eviction.pop(state, now)
-        if block.key is not None:
+        assert block.ref_count == 0, f"the eviction policy gave up block {block.block_id}, which is held"
+        key = block.key
+        if key is not None:
             self.num_evicted += 1
-            self._forget(block)
+            if self._copies or self.events is not None:
+                self._forget(block)
+            else:
+                del self._index[key]
+                block.key = None
         return block
 
     # -- keys ---------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ class KVCache:
         key = block.key
         assert key is not None
         block.key = None
-        copies = self._copies.get(key)
+        copies = self._copies.get(key) if self._copies else None
         if copies is None:
             del self._index[key]
         else:
@@ -201,11 +207,12 @@ class KVCache:
         for block_id in reversed(state.block_ids):
             block = blocks[block_id]
             block.ref_count -= 1
-            if block.ref_count == 0:
-                if block.key is None and plain_first:
-                    unhashed.append(block_id)
-                else:
-                    add(block)
+            if block.ref_count:
+                continue
+            if block.key is None and plain_first:
+                unhashed.append(block_id)
+            else:
+                add(block)
         unhashed.reverse()
         plain.extend(unhashed)
         self.num_held_back -= state.num_held_blocks

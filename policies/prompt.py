@@ -64,7 +64,7 @@ class KeyChain(Protocol):
 class CountedChain:
     """Output is known by position only: (request, position) stands for its tokens."""
 
-    __slots__ = ("keys", "_base")
+    __slots__ = ("_base", "keys")
 
     def __init__(self, keys: list[int], base: int) -> None:
         self.keys = keys
@@ -85,7 +85,7 @@ class CountedChain:
 class TokenChain:
     """Keys over real token ids, prompt and output alike."""
 
-    __slots__ = ("keys", "_tokens", "_block_size", "_sealed", "_secret")
+    __slots__ = ("_block_size", "_sealed", "_secret", "_tokens", "keys")
 
     def __init__(self, token_ids: Sequence[int], block_size: int, sealed: dict[int, bytes], secret: bytes) -> None:
         self.keys: list[int] = []

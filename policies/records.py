@@ -29,8 +29,17 @@ def record(state: RequestState, reason: FinishReason, detail: str, now: float) -
         num_output_tokens=state.num_output_tokens,
         num_recomputed_tokens=state.num_recomputed_tokens,
         num_preemptions=state.num_preemptions,
-        token_spans=tuple((first, num) for first, num in state.token_spans),
+        token_spans=_spans(state),
     )
+
+
+def _spans(state: RequestState) -> tuple[tuple[int, int], ...]:
+    """(first step, number of tokens) of each run of steps that gave one token each."""
+    starts = state.token_spans
+    if not starts:
+        return ()
+    ends = [before for _, before in starts[1:]] + [state.num_output_tokens]
+    return tuple((step, end - before) for (step, before), end in zip(starts, ends, strict=True))
 
 
 def _parts(state: RequestState, lost: float, now: float) -> tuple[float, float, float]:

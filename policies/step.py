@@ -25,8 +25,22 @@ class Grant(Enum):
 class Step:
     """Requests are granted tokens in the order of the calls; that order is the order of the plan."""
 
-    __slots__ = ("config", "token_budget", "now", "step_id", "entries", "admitted", "preempted", "num_padding_tokens",
-                 "_engine", "_kv", "_cursor", "_looked_up", "_hit")  # fmt: skip
+    __slots__ = (
+        "_cursor",
+        "_engine",
+        "_hit",
+        "_kv",
+        "_looked_up",
+        "admitted",
+        "config",
+        "entries",
+        "now",
+        "num_decodes",
+        "num_padding_tokens",
+        "preempted",
+        "step_id",
+        "token_budget",
+    )
 
     def __init__(self, engine: EngineCore, now: float) -> None:
         self.config = engine.config
@@ -36,6 +50,7 @@ class Step:
         self.entries: dict[RequestState, int] = {}
         self.admitted: list[Admission] = []
         self.preempted: list[str] = []
+        self.num_decodes = 0  # entries that only go on by a token, as far as nobody was preempted
         self.num_padding_tokens = 0
         self._engine = engine
         self._kv = engine.kv
@@ -84,6 +99,8 @@ class Step:
 
     def remaining(self, state: RequestState) -> int:
         """Tokens a running request could compute now."""
+        if state.stop_reason is not None:
+            return 0  # done, and waiting for its group
         computed = state.num_computed_tokens
         left = state.num_tokens + state.num_placeholders - computed
         if state.num_placeholders and state.num_output_tokens + state.num_placeholders >= state.request.max_tokens:
@@ -105,6 +122,41 @@ class Step:
         self.num_padding_tokens += num_tokens
 
     # -- what may be done ---------------------------------------------------------------------------------------
+
+    def grant_running(self, limit: int, decoding: bool | None = None) -> bool:
+        """Grant each of the running, in order of admission, what it can compute, up to `limit` tokens.
+
+        `decoding` picks those that decode, or those that do not. Ends when the budget is used up; False if one could
+        not be granted. The same as calling `grant` for each, but a decode inside its last block takes the short way.
+        """
+        running, entries, step_id = self._engine.running, self.entries, self.step_id
+        size = self._kv.block_size
+        self._cursor = 0
+        while self._cursor < len(running) and self.token_budget > 0:
+            state = running[self._cursor]
+            self._cursor += 1
+            computed = state.num_computed_tokens
+            is_plain_decode = (
+                computed + 1 == state.num_tokens and not state.num_placeholders and state.num_output_tokens
+            )
+            if (
+                is_plain_decode
+                and 0 < computed % size < size - 1
+                and decoding is not False
+                and state.stop_reason is None
+            ):
+                # No block is taken, none gets full.
+                entries[state] = 1
+                state.granted_step = step_id
+                self.token_budget -= 1
+                self.num_decodes += 1
+                continue
+            if decoding is not None and state.is_decoding is not decoding:
+                continue
+            num = min(self.remaining(state), limit, self.token_budget)
+            if num > 0 and self.grant(state, num) is not Grant.GRANTED:
+                return False
+        return True
 
     def grant(self, state: RequestState, num_tokens: int) -> Grant:
         """Let a running request compute `num_tokens` more, preempting others if memory is short."""
@@ -129,6 +181,8 @@ class Step:
     def _enter(self, state: RequestState, num_tokens: int, end: int) -> None:
         if self._engine.caches_at_schedule and end // self._kv.block_size > state.num_keyed_blocks:
             self._kv.cache(state, min(end, state.num_tokens))
+        if num_tokens == 1 and state.is_decoding:
+            self.num_decodes += 1
         self.entries[state] = num_tokens
         state.granted_step = self.step_id
         self.token_budget -= num_tokens

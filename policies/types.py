@@ -79,6 +79,7 @@ class RequestState:
     """Where a request stands. Owned by the engine; policies read it and never write."""
 
     request: Request
+    request_id: str
     sequence: int  # order of adding: the last tie-breaker everywhere
     num_prompt_tokens: int
     token_limit: int  # output tokens at which it ends for length
@@ -108,11 +109,8 @@ class RequestState:
     prefill_time: float = 0.0
     stall_time: float = 0.0
     requeue_time: float = 0.0
-    token_spans: list[list[int]] = field(default_factory=list)
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
+    token_spans: list[tuple[int, int]] = field(default_factory=list)  # (step, tokens before it) where a run begins
+    span_end: int = -1  # the step after its last token
 
     @property
     def is_decoding(self) -> bool:

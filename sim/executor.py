@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from policies.types import FinishReason, StepOutput, StepPlan
+from policies.types import FinishReason, Request, StepOutput, StepPlan
 from sim.cost import StepCost, StepWork
 
 
@@ -38,20 +37,20 @@ def delay_until(now: float, end: float) -> float:
 
 
 class SimulatedExecutor:
-    """Holds the true output lengths, which no policy sees.
+    """Holds where each answer ends, which no policy sees.
 
     `overlap`: host and device work at once, as they do when the next step is scheduled ahead.
     """
 
-    def __init__(self, cost: StepCost, output_lengths: Mapping[str, int], overlap: bool = False) -> None:
+    def __init__(self, cost: StepCost, overlap: bool = False) -> None:
         self._cost = cost
-        self._left = dict(output_lengths)  # output tokens still to come
         self._overlap = overlap
+        self._last_position: dict[str, int] = {}  # of the token whose successor is the answer's last
         self._prepared: tuple[int, list[float]] = (-1, [])
 
-    def expect(self, request_id: str, num_output_tokens: int) -> None:
+    def expect(self, request: Request, num_output_tokens: int) -> None:
         """A request will come whose answer has this length."""
-        self._left[request_id] = num_output_tokens
+        self._last_position[request.request_id] = request.prompt.num_tokens + num_output_tokens - 2
 
     def execute(self, plan: StepPlan) -> StepOutput:
         if not plan.chunks:
@@ -61,16 +60,17 @@ class SimulatedExecutor:
             duration = delay_until(plan.time, ends[-1])
         else:
             duration = self._duration(work_of(plan))
-        return StepOutput(duration, self._emit(plan))
+        return StepOutput(duration, self._stopped(plan))
 
     def ends(self, plan: StepPlan) -> list[float]:
         """End times of a repeated plan's steps."""
+        assert self._prepared[0] == plan.step_id
         return self._prepared[1]
 
     def repeats(self, plan: StepPlan, limit: int, until: float) -> int:
-        """How many equal steps to take: no answer ends before the last, and none begins at or after `until`."""
-        left = self._left
-        limit = min(limit, min([left[chunk.request_id] for chunk in plan.chunks]))
+        """How many equal decode steps to take: no answer ends before the last, and none begins at or after `until`."""
+        last = self._last_position
+        limit = max(1, min(limit, 1 + min([last[chunk[0]] - chunk[1] for chunk in plan.chunks])))
         work, end, ends = work_of(plan), plan.time, list[float]()
         duration, context, num = self._duration, work.decode_context, work.num_decodes
         while True:
@@ -87,11 +87,10 @@ class SimulatedExecutor:
         host, device = self._cost.host_time(work), self._cost.device_time(work)
         return max(host, device) if self._overlap else host + device
 
-    def _emit(self, plan: StepPlan) -> dict[str, FinishReason]:
-        left, repeat, stopped = self._left, plan.repeat, dict[str, FinishReason]()
-        for request_id, _, _, _, samples in plan.chunks:
-            if samples:
-                left[request_id] -= repeat
-                if left[request_id] <= 0:
-                    stopped[request_id] = FinishReason.STOP
-        return stopped
+    def _stopped(self, plan: StepPlan) -> dict[str, FinishReason]:
+        last, after = self._last_position, plan.repeat - 2
+        return {
+            name: FinishReason.STOP
+            for name, start, num, _, samples in plan.chunks
+            if samples and start + num + after >= last[name]
+        }

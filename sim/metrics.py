@@ -183,5 +183,7 @@ class _PoolShares:
             return cls()
         held, cached, free = table[:, 6], table[:, 7], table[:, 8]
         size = held + cached + free
-        mean = [float((column * weights).sum() / total) for column in (held / size, cached / size, table[:, 2], table[:, 3])]
+        mean = [
+            float((column * weights).sum() / total) for column in (held / size, cached / size, table[:, 2], table[:, 3])
+        ]
         return cls(total, mean[0], float((held / size).max()), *mean[1:])

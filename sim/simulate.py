@@ -48,7 +48,7 @@ def simulate(
     """Play the workload to its end. `on_record` hears of each request that leaves, for progress."""
     env = simpy.Environment()
     engine = build(config, journal)
-    executor = SimulatedExecutor(cost, {}, overlap=config.async_depth > 1)
+    executor = SimulatedExecutor(cost, overlap=config.async_depth > 1)
     player = _Player(env, workload, executor, on_record)
     replica = Replica(env, engine, executor, player.heard, jumps)
     player.start(replica)
@@ -97,5 +97,5 @@ class _Player:
             arrival = item.request.arrival_time
             if arrival > self._env.now:
                 yield self._env.timeout(delay_until(self._env.now, arrival))
-            self._executor.expect(item.request.request_id, item.num_output_tokens)
+            self._executor.expect(item.request, item.num_output_tokens)
             self._replica.submit(item.request)

@@ -17,7 +17,7 @@ from typing import Any
 
 from policies.catalogue import build, preset
 from policies.config import EngineConfig
-from policies.engine import EngineCore, PrefixStats
+from policies.engine import PrefixStats
 from policies.kv import AllBlocksCleared, BlocksRemoved, BlocksStored, KVEvent
 from policies.prompt import TokenPrompt
 from policies.types import Context, FinishReason, Request, RequestRecord, Sampling, StepOutput, StepPlan

@@ -6,7 +6,7 @@ admitted early is served before later decodes and can use up the budget.
 
 from __future__ import annotations
 
-from policies.step import Grant, Step
+from policies.step import Step
 
 
 class ChunkedPrefill:
@@ -15,14 +15,7 @@ class ChunkedPrefill:
 
     def compose(self, step: Step) -> None:
         threshold = self._threshold(step)
-        for state in step.running:
-            if not step.token_budget:
-                break
-            num = step.remaining(state)
-            if num > 1:
-                num = min(num, threshold, step.token_budget)
-            if num > 0 and step.grant(state, num) is not Grant.GRANTED:
-                break  # 0.32.0 stops here even if the request preempted itself
+        step.grant_running(threshold)  # 0.32.0 stops at the first that yields, even if to itself
         for state in step.candidates():
             num = min(step.uncached(state), threshold)
             if num > step.token_budget and not step.config.enable_chunked_prefill:

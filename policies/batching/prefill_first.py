@@ -6,7 +6,7 @@ exceeds the budget. Not maximally stable: near saturation prompts crowd out the 
 
 from __future__ import annotations
 
-from policies.step import Grant, Step
+from policies.step import Step
 
 
 class PrefillFirst:
@@ -14,20 +14,10 @@ class PrefillFirst:
     returns_together = False
 
     def compose(self, step: Step) -> None:
-        self._continue_prompts(step)
-        self._admit_prompts(step)
-        if step.entries or step.preempted:
-            return
-        for state in step.running:
-            num = min(step.remaining(state), step.token_budget)
-            if num > 0 and step.grant(state, num) is not Grant.GRANTED:
-                return
-
-    def _continue_prompts(self, step: Step) -> None:
-        for state in step.running:
-            num = min(step.remaining(state), step.token_budget)
-            if num > 0 and not state.is_decoding and step.grant(state, num) is not Grant.GRANTED:
-                return
+        if step.grant_running(step.token_budget, decoding=False):
+            self._admit_prompts(step)
+        if not step.entries and not step.preempted:
+            step.grant_running(limit=1)
 
     def _admit_prompts(self, step: Step) -> None:
         for state in step.candidates():

@@ -20,12 +20,12 @@ class StallFree:
 
     def compose(self, step: Step) -> None:
         unused = max(0, step.token_budget - self.chunk_size)  # of the engine's budget
-        for decoding in (True, False):
-            for state in step.running:
-                room = step.token_budget if decoding else step.token_budget - unused
-                num = min(step.remaining(state), room)
-                if state.is_decoding is decoding and num > 0 and step.grant(state, num) is not Grant.GRANTED:
-                    return
+        if not step.grant_running(limit=1, decoding=True) or step.token_budget <= unused:
+            return
+        for state in step.running:
+            num = min(step.remaining(state), step.token_budget - unused)
+            if num > 0 and not state.is_decoding and step.grant(state, num) is not Grant.GRANTED:
+                return
         for state in step.candidates():
             if step.token_budget <= unused:
                 return

@@ -7,7 +7,7 @@ as padding. A group starts when `group_size` requests wait (0: as many as may ru
 
 from __future__ import annotations
 
-from policies.step import Grant, Step
+from policies.step import Step
 
 
 class StaticBatches:
@@ -22,7 +22,7 @@ class StaticBatches:
         self.group_size = group_size
         self.max_wait = max_wait
         self._places = 0  # members still to be admitted
-        self._prefilling = False
+        self._is_padded = True  # the group's prompts have been filled up to the longest
         self._waiting_since: float | None = None  # when somebody was first seen waiting for a group
 
     def next_wakeup(self, now: float) -> float | None:
@@ -31,12 +31,14 @@ class StaticBatches:
         return max(now, self._waiting_since + self.max_wait)
 
     def compose(self, step: Step) -> None:
+        """Prompts in as many steps as the budget asks for, then all members in lockstep."""
         if not step.num_running:
             self._places = self._form(step)
-            self._prefilling = self._places > 0
-        if self._prefilling:
-            self._prefill(step)
-        if not self._prefilling:
+            self._is_padded = False
+        step.grant_running(step.token_budget, decoding=False)
+        if self._places:
+            self._admit(step)
+        if not step.entries and not step.preempted:
             self._decode(step)
 
     def _form(self, step: Step) -> int:
@@ -52,22 +54,6 @@ class StaticBatches:
         self._waiting_since = None
         return min(size, step.num_waiting)
 
-    def _prefill(self, step: Step) -> None:
-        """Prompts in as many steps as the budget asks for; the last of them pays for the padding to the longest."""
-        for state in step.running:
-            num = min(step.remaining(state), step.token_budget)
-            if num > 0 and not state.is_decoding and step.grant(state, num) is not Grant.GRANTED:
-                return
-        if self._places:
-            self._admit(step)
-        if not step.token_budget:
-            return
-        if not self._places and not step.preempted and not any(self._unfinished(step)):
-            step.pad(self._padding(step))
-            self._prefilling = False
-        if not step.entries:
-            self._prefilling = False
-
     def _admit(self, step: Step) -> None:
         for state in step.candidates():
             if step.admit(state, min(step.uncached(state), step.token_budget)):
@@ -77,22 +63,11 @@ class StaticBatches:
         if step.token_budget:
             self._places = 0  # memory holds no more: the group is what it is
 
-    def _unfinished(self, step: Step) -> list[str]:
-        return [
-            state.request_id
-            for state in step.running
-            if not state.is_decoding and step.remaining(state) > step.entries.get(state, 0)
-        ]
-
-    def _padding(self, step: Step) -> int:
-        lengths = [state.num_tokens for state in step.running]
-        return len(lengths) * max(lengths, default=0) - sum(lengths)
-
     def _decode(self, step: Step) -> None:
-        for state in step.running:
-            if state.stop_reason is not None:
-                step.pad(1)
-                continue
-            num = min(step.remaining(state), step.token_budget)
-            if num > 0 and step.grant(state, num) is not Grant.GRANTED:
-                return
+        """One token each; members that are done, and the prompts' missing ends, are computed as padding."""
+        if not self._is_padded:
+            self._is_padded = True
+            lengths = [state.num_prompt_tokens for state in step.running]
+            step.pad(len(lengths) * max(lengths, default=0) - sum(lengths))
+        step.pad(sum(state.stop_reason is not None for state in step.running))
+        step.grant_running(limit=1)

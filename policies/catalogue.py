@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -74,15 +75,20 @@ MENU: dict[str, Mapping[str, Callable[..., Any]]] = {
 assert tuple(MENU) == MENUS
 
 # Settings that make the core decide as a real engine does, by its version.
+_VLLM_V1: dict[str, Any] = {  # 0.32.0, for requests that its front end lets through
+    "scheduling": "fcfs",
+    "batching": "chunked",
+    "allocation": "paged_full_prompt",
+    "preemption": "latest",
+    "eviction": "lru",
+    "isolation": "global",
+    "cache_at": "schedule",
+    "hol_skip": 0,
+    "unhashed_first": True,
+}
 PRESETS: dict[str, dict[str, Any]] = {
-    # vLLM 0.32.0; watermark and reserve_full_isl are set through `allocation`, cache_salt is the tenant.
-    "vllm-v1": {"refuse_unfittable": False, "isolation": "tenant"},
-    "vllm-v1-priority": {
-        "refuse_unfittable": False,
-        "isolation": "tenant",
-        "scheduling": "priority",
-        "preemption": "lowest_priority",
-    },
+    "vllm-v1": _VLLM_V1,
+    "vllm-v1-priority": {**_VLLM_V1, "scheduling": "priority", "preemption": "lowest_priority"},
 }
 
 
@@ -113,7 +119,8 @@ def make(menu: str, spec: str) -> Any:
     for knob in values:
         if knob not in known:
             raise ValueError(
-                f"unknown knob {knob!r} of {menu} policy {name!r}; known: {', '.join(known) or 'none'}{_hint(knob, known)}"
+                f"unknown knob {knob!r} of {menu} policy {name!r}; known: {', '.join(known) or 'none'}"
+                f"{_hint(knob, known)}"
             )
     return factory(**{knob: _convert(f"{menu} {name}", knob, text, known[knob]) for knob, text in values.items()})
 
@@ -182,3 +189,18 @@ def _from_file(menu: str, name: str) -> Callable[..., Any]:
         raise ValueError(f"{path_text!r} has no class {class_name!r}; it has: {', '.join(names) or 'none'}")
     factory: Callable[..., Any] = found
     return factory
+
+
+def describe(config: EngineConfig) -> dict[str, str]:
+    """Menu -> the class that answers, by its full name."""
+    factories = {menu: find(menu, getattr(config, menu).split(",")[0]) for menu in MENUS}
+    return {menu: f"{factory.__module__}.{factory.__qualname__}" for menu, factory in factories.items()}
+
+
+def source_hash() -> str:
+    """Of all files of the core: two results with the same hash were decided by the same code."""
+    root = Path(__file__).parent
+    hasher = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        hasher.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return hasher.hexdigest()[:16]

@@ -77,29 +77,34 @@ class Script:
 
 def engine_config(settings: Mapping[str, Any], preset_name: str) -> EngineConfig:
     """vLLM's settings as ours. vLLM counts its null block in `num_blocks`."""
-    values = preset(preset_name)
-    if settings["policy"] == "priority":
-        values.update(preset("vllm-v1-priority"))
+    values = preset("vllm-v1-priority" if settings["policy"] == "priority" else preset_name)
+    # A script speaks to the scheduler behind the front end's back: what can never run waits forever, as it does there.
+    values |= {"refuse_unfittable": False, "isolation": "tenant"}
     allocation = "paged_full_prompt" if settings["scheduler_reserve_full_isl"] else "paged"
     same = (
         "block_size", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching", "enable_chunked_prefill",
         "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive",
     )  # fmt: skip
     return EngineConfig(
-        **values,
-        **{name: settings[name] for name in same},
-        num_blocks=settings["num_blocks"] - 1,
-        max_num_seqs=settings["max_num_active_seqs"] or settings["max_num_seqs"],
-        allocation=f"{allocation},watermark={settings['watermark']}",
-        async_depth=2 if settings["async"] else 1,
+        **values
+        | {name: settings[name] for name in same}
+        | {
+            "num_blocks": settings["num_blocks"] - 1,
+            "max_num_seqs": settings["max_num_active_seqs"] or settings["max_num_seqs"],
+            "allocation": f"{allocation},watermark={settings['watermark']}",
+            "async_depth": 2 if settings["async"] else 1,
+        }
     )
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_script(path: Path) -> Script:
-    """Raises ValueError, one line, for what is missing or does not make sense."""
+def read_script(path: Path, header: Mapping[str, Any] | None = None) -> Script:
+    """Settings that the file leaves out are those of a trace's header, if given, or the recorder's.
+
+    Raises ValueError, one line, for what is missing or does not make sense.
+    """
     try:
         document = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -108,7 +113,8 @@ def read_script(path: Path) -> Script:
         ) from None
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise ValueError(f"{path}: not a scheduler workload; expected an object with 'config' and 'requests'")
-    settings = {**DEFAULTS, **document.get("config", {})}
+    known = {name: value for name, value in (header or {}).items() if name in DEFAULTS}
+    settings = {**DEFAULTS, **known, **document.get("config", {})}
     unknown = [name for name in settings if name not in DEFAULTS]
     if unknown:
         raise ValueError(f"{path}: unknown setting {unknown[0]!r}; known: {', '.join(DEFAULTS)}")
@@ -389,16 +395,28 @@ class Difference:
         return f"first difference at {self.step}, {self.field}: expected {self.expected}, found {self.found}"
 
 
+def check(script_path: Path, trace_path: Path, preset_name: str) -> int | Difference:
+    """Play a script as its trace was recorded, and compare."""
+    lines = read_trace(trace_path)
+    header = next(lines, None)
+    if not header or not header.get("header"):
+        raise ValueError(f"{trace_path}: not a scheduler trace; expected a first line with 'header' and 'config'")
+    played = play(read_script(script_path, header.get("config")), preset_name)
+    next(played)
+    return compare(lines, played)
+
+
 def compare(expected: Iterator[Line], found: Iterator[Line]) -> int | Difference:
-    """Number of equal steps, or the first difference. Hashes count by structure: as numbered by first appearance."""
+    """Number of equal steps, or the first difference; both without their headers.
+
+    Hashes count by structure: as numbered by first appearance.
+    """
     names, num_steps = (_Names(), _Names()), 0
     for number, (want, have) in enumerate(zip_longest(expected, found)):
         place = f"step {(want or have or {}).get('step', f'line {number + 1}')}"
         if want is None or have is None:
             ends = ("the end", "one more line")
             return Difference(place, "length", *(ends if want is None else ends[::-1]))
-        if want.get("header"):
-            continue
         difference = _difference(names[0].numbered(want), names[1].numbered(have), "")
         if difference:
             return Difference("the footer" if want.get("footer") else place, *difference)

@@ -1,0 +1,182 @@
+"""A run as people read it: the answer first, then the figures with their band, then what they rest on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.metrics import Distribution, Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Banded:
+    """A summary, and those of the same run with all costs at the lower and the upper end of their band."""
+
+    name: str
+    summary: Summary
+    fast: Summary | None = None
+    slow: Summary | None = None
+
+
+Pick = Callable[[Summary], float]
+
+LATENCIES: tuple[tuple[str, Callable[[Summary], Distribution]], ...] = (
+    ("TTFT", lambda s: s.ttft),
+    ("TPOT", lambda s: s.tpot),
+    ("ITL", lambda s: s.itl),
+    ("E2E", lambda s: s.e2e),
+    ("queue delay", lambda s: s.queue_delay),
+)
+RATES: tuple[tuple[str, Pick, str], ...] = (
+    ("completed, req/s", lambda s: s.request_throughput, ""),
+    ("input, tok/s", lambda s: s.input_throughput, ""),
+    ("output, tok/s", lambda s: s.output_throughput, ""),
+    ("prefix hits by token", lambda s: s.token_hit_rate, "%"),
+    ("prefix hits by request", lambda s: s.request_hit_rate, "%"),
+    ("KV held, mean", lambda s: s.mean_kv_held, "%"),
+    ("KV held, most", lambda s: s.max_kv_held, "%"),
+    ("KV cached idle, mean", lambda s: s.mean_kv_cached, "%"),
+    ("running, mean", lambda s: s.mean_running, ""),
+    ("waiting, mean", lambda s: s.mean_waiting, ""),
+    ("preemptions", lambda s: s.num_preemptions, "n"),
+    ("recomputed tokens", lambda s: s.num_recomputed_tokens, "n"),
+    ("padding tokens", lambda s: s.num_padding_tokens, "n"),
+    ("rejections", lambda s: s.num_rejected, "n"),
+    ("errors", lambda s: s.num_failed, "n"),
+)
+
+
+def seconds(*values: float) -> str:
+    """Three digits in the unit that suits the largest; two values are a range."""
+    if any(math.isnan(value) for value in values):
+        return "-"
+    in_seconds = max(values) >= 0.9995
+    shown = [_digits(value if in_seconds else value * 1e3) for value in values]
+    return f"{' .. '.join(dict.fromkeys(shown))} {'s' if in_seconds else 'ms'}"
+
+
+def quantity(unit: str, *values: float) -> str:
+    """A count ("n"), a share ("%") or a rate; two values are a range."""
+    if any(math.isnan(value) for value in values):
+        return "-"
+    shown = [f"{100 * v:.1f}" if unit == "%" else f"{v:,.0f}" if unit == "n" else _digits(v) for v in values]
+    return f"{' .. '.join(dict.fromkeys(shown))} {'' if unit == 'n' else unit}".strip()
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def answer(run: Banded) -> str:
+    """What the run came to, in a sentence."""
+    s = run.summary
+    lost = [(s.num_rejected, "rejected"), (s.num_failed, "failed"), (s.num_unfinished, "never answered")]
+    tail = "".join(f", {num:,} {word}" for num, word in lost if num)
+    if not s.num_completed:
+        return f"{run.name}: none of {s.num_requests:,} requests completed{tail}"
+    return (
+        f"{run.name}: {s.num_completed:,} of {s.num_requests:,} requests completed{tail} in {seconds(s.duration)}; "
+        f"TTFT p50 {seconds(s.ttft.p50)}, p99 {seconds(s.ttft.p99)}; TPOT p50 {seconds(s.tpot.p50)}; "
+        f"{quantity('tok/s', s.output_throughput)} out"
+    )
+
+
+def latency_table(run: Banded) -> Table:
+    """A row a latency, and beneath it the band of each figure."""
+    table = _table("latency", QUANTILES)
+    for name, pick in LATENCIES:
+        figures = [[getattr(pick(end), quantile) for end in _ends(run)] for quantile in QUANTILES]
+        table.add_row(name, *[seconds(values[0]) for values in figures])
+        if run.fast is not None:
+            table.add_row("", *[f"[dim]{seconds(*sorted(values[1:]))}[/dim]" for values in figures])
+    return table
+
+
+def rate_table(runs: Sequence[Banded]) -> Table:
+    table = _table("throughput, cache, memory", [run.name for run in runs])
+    for name, pick, unit in RATES:
+        if name != "padding tokens" or any(pick(run.summary) for run in runs):
+            table.add_row(name, *[_with_band(run, pick, partial(quantity, unit)) for run in runs])
+    return table
+
+
+def comparison(runs: Sequence[Banded]) -> Table:
+    """Latencies and rates of several runs of one workload, side by side."""
+    table = _table("", [run.name for run in runs])
+    for name, latency in LATENCIES:
+        for quantile in ("p50", "p99"):
+            pick = partial(_quantile, latency, quantile)
+            table.add_row(f"{name} {quantile}", *[_with_band(run, pick, seconds) for run in runs])
+    for name, rate, unit in RATES:
+        if any(rate(run.summary) for run in runs):
+            table.add_row(name, *[_with_band(run, rate, partial(quantity, unit)) for run in runs])
+    return table
+
+
+QUANTILES = ("mean", "p50", "p90", "p99")
+
+
+def _quantile(latency: Callable[[Summary], Distribution], name: str, summary: Summary) -> float:
+    value: float = getattr(latency(summary), name)
+    return value
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(title, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _ends(run: Banded) -> list[Summary]:
+    return [run.summary, *(end for end in (run.fast, run.slow) if end is not None)]
+
+
+def _with_band(run: Banded, pick: Pick, show: Callable[..., str]) -> str:
+    """The value and, dimmed, what it is at the two ends of the costs' band."""
+    value, *ends = map(pick, _ends(run))
+    band = show(*sorted(ends)) if ends else ""
+    return show(value) if band in ("", show(value)) else f"{show(value)} [dim]({band})[/dim]"
+
+
+def provenance(profile: dict[str, Any], banded: bool) -> str:
+    text = (
+        f"costs: {profile['provenance']} of {profile['model']} on {profile['gpu']}, ×/÷{profile['band']} (68 %)"
+        f"; host {profile['host_time_per_step'] * 1e6:.0f} us a step + {profile['host_time_per_request'] * 1e6:.1f} us"
+        " a running request, not measured here"
+    )
+    if banded:
+        text += "; ranges: all costs at either end of that band"
+    return text + "; front end not modelled"
+
+
+def print_run(console: Console, run: Banded, manifest: dict[str, Any]) -> None:
+    console.print(answer(run), style="bold", highlight=False)
+    console.print()
+    console.print(latency_table(run), highlight=False)
+    console.print()
+    console.print(rate_table([run]), highlight=False)
+    console.print()
+    print_basis(console, manifest, run.fast is not None)
+
+
+def print_basis(console: Console, manifest: dict[str, Any], banded: bool) -> None:
+    """What the figures rest on."""
+    console.print(provenance(manifest["profile"], banded), highlight=False)
+    engine = manifest["engine"]
+    console.print(
+        f"engine: {engine['num_blocks']:,} KV blocks of {engine['block_size']} tokens, "
+        f"{engine['max_num_batched_tokens']:,} tokens a step, {engine['max_num_seqs']} running; "
+        f"cache cold at the start; prefixes shared: {engine['isolation']}",
+        highlight=False,
+    )
+    console.print(f"workload: {manifest['workload']['source']}", highlight=False)
+    for finding in manifest["workload"]["findings"]:
+        console.print(f"  {finding}", highlight=False)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 if TYPE_CHECKING:
@@ -174,20 +173,29 @@ def main() -> None:
     """Errors are one line on standard error, exit code 2."""
     try:
         code = typer.main.get_command(app).main(prog_name="servetwin", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        code = 2
-    except click.ClickException as error:
-        code = _complain(f"{error.format_message()}; see servetwin --help")
-    except click.Abort:
-        code = 130
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
         code = 141
     except (ValueError, OSError) as error:
         code = _complain(str(error))
+    except Exception as error:
+        code = _usage_error(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_error(error: Exception) -> int:
+    """Typer's own errors, whose classes moved between its versions: they can format their message."""
+    if type(error).__name__ == "Abort":
+        return 130
+    if not hasattr(error, "format_message"):
+        raise error
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 2
+    errors = getattr(error.__cause__, "errors", list)()
+    given = f" ({errors[0]['input']!r})" if errors else ""
+    return _complain(f"{error.format_message()}{given}; see servetwin --help")
 
 
 def _complain(message: str) -> int:

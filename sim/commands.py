@@ -113,7 +113,8 @@ def _progress(what: str, total: int) -> Iterator[Tick]:
     try:
         yield tick
     finally:
-        bar.stop()
+        if shown:
+            bar.stop()
 
 
 # -- steps, replay, policies --------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class Script:
 
 
 def engine_config(settings: Mapping[str, Any], preset_name: str) -> EngineConfig:
-    """vLLM's settings as ours. vLLM counts its null block in `num_blocks`."""
+    """vLLM's settings as ours; vLLM counts its null block in `num_blocks`."""
     values = preset("vllm-v1-priority" if settings["policy"] == "priority" else preset_name)
     # A script speaks to the scheduler behind the front end's back: what can never run waits forever, as it does there.
     values |= {"refuse_unfittable": False, "isolation": "tenant"}
@@ -115,9 +115,12 @@ def read_script(path: Path, header: Mapping[str, Any] | None = None) -> Script:
         raise ValueError(f"{path}: not a scheduler workload; expected an object with 'config' and 'requests'")
     known = {name: value for name, value in (header or {}).items() if name in DEFAULTS}
     settings = {**DEFAULTS, **known, **document.get("config", {})}
-    unknown = [name for name in settings if name not in DEFAULTS]
-    if unknown:
-        raise ValueError(f"{path}: unknown setting {unknown[0]!r}; known: {', '.join(DEFAULTS)}")
+    for name, value in settings.items():
+        if name not in DEFAULTS:
+            raise ValueError(f"{path}: unknown setting {name!r}; known: {', '.join(DEFAULTS)}")
+        kinds = (int, type(None)) if name == "max_num_active_seqs" else (type(DEFAULTS[name]),)
+        if type(value) not in kinds and not (kinds == (float,) and type(value) is int):
+            raise ValueError(f"{path}: setting {name} ({value!r}) must be {kinds[0].__name__}")
     last_index = {row.get("id"): index for index, row in enumerate(document["requests"]) if isinstance(row, dict)}
     try:
         requests = tuple(_scripted(row, last_index[row["id"]]) for row in document["requests"])
@@ -137,8 +140,8 @@ def _scripted(row: Line, index: int) -> ScriptedRequest:
     request = Request(
         request_id=str(row["id"]),
         arrival_time=float(row["arrival_step"]),
-        prompt=TokenPrompt(tuple(row["prompt_token_ids"])),
-        max_tokens=row["max_tokens"],
+        prompt=TokenPrompt(tuple(_token(value) for value in row["prompt_token_ids"])),
+        max_tokens=int(row["max_tokens"]),
         priority=row.get("priority") or 0,
         context=Context(tenant=salt),
         sampling=Sampling(stop_token_ids=tuple(row.get("stop_token_ids") or ())),
@@ -150,6 +153,12 @@ def _scripted(row: Line, index: int) -> ScriptedRequest:
         else tuple(10 + (10003 * (index + 1) + 7919 * k) % 30000 for k in range(row["max_tokens"]))
     )
     return ScriptedRequest(request, row["arrival_step"], row.get("cancel_step"), phase, output, salt)
+
+
+def _token(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"token id {value!r} must be an integer")
+    return value
 
 
 def _action(row: Line) -> Line:

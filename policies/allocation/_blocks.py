@@ -9,9 +9,13 @@ def blocks_for(num_tokens: int, view: View) -> int:
     return -(-num_tokens // view.block_size)
 
 
-def slack_blocks(watermark: float, view: View) -> int:
-    """Blocks that stay free when a request enters; none are asked of the only one, which must be able to run."""
+def checked_watermark(watermark: float) -> float:
     if not 0 <= watermark < 1:
         raise ValueError(f"watermark ({watermark}) must be a share of the pool: 0 or more, below 1")
+    return watermark
+
+
+def slack_blocks(watermark: float, view: View) -> int:
+    """Blocks that stay free when a request enters; none are asked of the only one, which must be able to run."""
     # vLLM counts its null block in the pool.
     return int(watermark * (view.num_blocks + 1)) if view.running else 0

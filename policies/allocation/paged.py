@@ -5,7 +5,7 @@ Admits the most and preempts the most: long prompts may be let in by their first
 
 from __future__ import annotations
 
-from policies.allocation._blocks import blocks_for, slack_blocks
+from policies.allocation._blocks import blocks_for, checked_watermark, slack_blocks
 from policies.interfaces import Promise, View
 from policies.types import RequestState
 
@@ -16,7 +16,7 @@ class Paged:
     shares_blocks = True
 
     def __init__(self, watermark: float = 0.0) -> None:
-        self.watermark = watermark
+        self.watermark = checked_watermark(watermark)
 
     def promise(self, state: RequestState, num_hit_tokens: int, num_new_tokens: int, view: View) -> Promise:
         now = blocks_for(num_hit_tokens + num_new_tokens, view)

@@ -6,7 +6,7 @@ nothing is.
 
 from __future__ import annotations
 
-from policies.allocation._blocks import blocks_for, slack_blocks
+from policies.allocation._blocks import blocks_for, checked_watermark, slack_blocks
 from policies.interfaces import Promise, View
 from policies.types import RequestState
 
@@ -17,7 +17,7 @@ class PagedFullPrompt:
     shares_blocks = True
 
     def __init__(self, watermark: float = 0.0) -> None:
-        self.watermark = watermark
+        self.watermark = checked_watermark(watermark)
 
     def promise(self, state: RequestState, num_hit_tokens: int, num_new_tokens: int, view: View) -> Promise:
         now = blocks_for(num_hit_tokens + num_new_tokens, view)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.config import EngineConfig
@@ -32,7 +32,6 @@ from policies.step import Step
 from policies.types import (
     Admit,
     Block,
-    Chunk,
     FinishReason,
     Hold,
     Outcome,
@@ -220,17 +219,17 @@ class EngineCore:
         flight = self._take_flight(plan)
         settled = self._settles_at_schedule and not output.token_ids
         step_id, repeat, stopped = plan.step_id, plan.repeat, output.stopped
-        for state, chunk, lives in zip(flight.states, plan.chunks, flight.lives, strict=True):
-            if settled and chunk[4] and state.span_end == step_id and lives == state.num_preemptions:
-                # It went on decoding, the case of nearly all: what follows below, without the questions.
+        for index, state in enumerate(flight.states):
+            if settled and state.span_end == step_id and plan.samples[index]:
+                # It went on decoding, the case of nearly all: what `_apply` does, without the questions.
                 num_output = state.num_output_tokens + repeat
-                if num_output < state.token_limit and state.request_id not in stopped and state.stop_reason is None:
+                if num_output < state.token_limit and state.request_id not in stopped:
                     state.num_output_tokens = num_output
                     state.num_tokens += repeat
                     state.span_end = step_id + repeat
                     state.last_step_time = now
                     continue
-            self._apply(state, chunk, lives, plan, output, now)
+            self._apply(state, index, flight, output, now)
         if self.num_stopped and self.num_stopped == len(self.running):
             self._hand_over(now)
 
@@ -416,6 +415,7 @@ class EngineCore:
         assert state.status is Status.RUNNING, f"request {state.request_id} is {state.status.value}, it cannot yield"
         self.running.remove(state)
         self._forget_stop(state)
+        state.span_end = -1
         self.kv.release(state)
         state.num_lost_tokens = max(state.num_lost_tokens, state.num_computed_tokens)
         state.num_computed_tokens = 0
@@ -435,36 +435,41 @@ class EngineCore:
         plan = StepPlan(
             step_id=step.step_id,
             time=step.now,
-            chunks=self._chunks(step.entries),
+            request_ids=[state.request_id for state in states],
+            starts=[state.num_computed_tokens for state in states],
+            counts=list(step.entries.values()),
+            samples=self._advance(step.entries),
+            tables=[state.block_ids for state in states],
+            only_decodes=step.num_decodes == len(states) > 0,
             num_running=len(self.running),
             num_padding_tokens=step.num_padding_tokens,
             admitted=tuple(step.admitted),
             preempted=tuple(step.preempted),
         )
-        if repeats is not None and self._may_repeat:
+        if repeats is not None and self._may_repeat and plan.only_decodes:
             limit = self._repeat_limit(step, states)
             repeat = repeats(plan, limit) if limit > 1 else 1
             assert 1 <= repeat <= limit, f"{repeat} repeats asked for, {limit} are allowed"
             if repeat > 1:
                 self._grow(states, repeat - 1, plan.time)
-                plan = replace(plan, repeat=repeat)
+                object.__setattr__(plan, "repeat", repeat)  # nobody has seen the plan yet
         self.next_step_id += plan.repeat
         self._in_flight.append(_Flight(plan, states, [state.num_preemptions for state in states]))
         return plan
 
-    def _chunks(self, entries: dict[RequestState, int]) -> tuple[Chunk, ...]:
-        """Optimistic, as in vLLM: tokens count as computed from now on."""
-        chunks, ahead = [], self.config.async_depth > 1
+    def _advance(self, entries: dict[RequestState, int]) -> list[bool]:
+        """Count the granted tokens as computed, optimistically, as in vLLM; tells who will yield an output token."""
+        samples, ahead = [], self.config.async_depth > 1
         for state, num_tokens in entries.items():
             start = state.num_computed_tokens
-            end = state.num_computed_tokens = start + num_tokens
+            state.num_computed_tokens = end = start + num_tokens
             if start < state.num_lost_tokens:
                 state.num_recomputed_tokens += min(end, state.num_lost_tokens) - start
-            samples = end == state.num_tokens + state.num_placeholders
-            chunks.append(Chunk(state.request_id, start, num_tokens, state.block_ids, samples))
-            if samples and ahead:
+            is_last = end == state.num_tokens + state.num_placeholders
+            samples.append(is_last)
+            if ahead and is_last:
                 state.num_placeholders += 1
-        return tuple(chunks)
+        return samples
 
     def _repeat_limit(self, step: Step, states: list[RequestState]) -> int:
         """How often this step can be taken with every decision the same.
@@ -472,9 +477,7 @@ class EngineCore:
         All running decode, nobody entered or left. The waiting, if any, were not let in: slots do not free themselves
         and memory only shrinks, so they would not be let in by the next step either.
         """
-        if step.admitted or step.preempted or self._held or not states or step.num_decodes != len(states):
-            return 1
-        if len(states) != len(self.running) - self.num_stopped:
+        if step.preempted or self._held or len(states) != len(self.running) - self.num_stopped:
             return 1
         limit = min([state.token_limit - state.num_output_tokens for state in states])
         while limit > 1 and not self._fits(states, limit - 1):
@@ -497,17 +500,20 @@ class EngineCore:
         """Take the blocks of `num_more` further steps in the order in which single steps would take them."""
         size, kv = self.config.block_size, self.kv
         takes: list[tuple[int, int]] = []
+        filled: list[RequestState] = []
         for index, state in enumerate(states):
-            room = len(state.block_ids) * size - state.num_computed_tokens
-            takes.extend((at, index) for at in range(room, num_more, size))
-            state.num_computed_tokens += num_more
+            computed = state.num_computed_tokens
+            state.num_computed_tokens = computed + num_more
+            room = len(state.block_ids) * size - computed
+            if room <= num_more:
+                filled.append(state)
+                takes.extend((at, index) for at in range(room, num_more, size))
         takes.sort()
         for _, index in takes:
             kv.allocate(states[index], 1, now)
         if self.caches_at_schedule:
-            for state in states:
-                if state.num_computed_tokens // size > state.num_keyed_blocks:
-                    kv.cache(state, state.num_computed_tokens)
+            for state in filled:
+                kv.cache(state, state.num_computed_tokens)
 
     # -- applying outputs ---------------------------------------------------------------------------------------
 
@@ -516,30 +522,31 @@ class EngineCore:
             raise ValueError(f"step {plan.step_id} is not the oldest step in flight: apply outputs in order, once")
         return self._in_flight.popleft()
 
-    def _apply(
-        self, state: RequestState, chunk: Chunk, lives: int, plan: StepPlan, output: StepOutput, now: float
-    ) -> None:
+    def _apply(self, state: RequestState, index: int, flight: _Flight, output: StepOutput, now: float) -> None:
+        plan = flight.plan
         if state.status is Status.FINISHED or state.stop_reason is not None:
             return  # aborted, or stopped by the step before this one
-        if lives != state.num_preemptions:  # preempted since: the token counts, its KV is gone
-            if chunk.samples and plan.step_id >= state.discard_before_step:
+        if flight.lives[index] != state.num_preemptions:  # preempted since: the token counts, its KV is gone
+            if plan.samples[index] and plan.step_id >= state.discard_before_step:
                 self._finish(state, self._emit(state, plan, output, now), now)
             return
         if plan.time > state.last_step_time:
             state.stall_time += plan.time - state.last_step_time
         state.last_step_time = now
-        self._account(state, chunk, plan)
-        if chunk.samples:
+        self._account(state, index, plan)
+        if plan.samples[index]:
             reason = self._emit(state, plan, output, now)
             self._confirm(state)
             self._finish(state, reason, now)
 
-    def _account(self, state: RequestState, chunk: Chunk, plan: StepPlan) -> None:
+    def _account(self, state: RequestState, index: int, plan: StepPlan) -> None:
         """What a step leaves behind where it is not settled at schedule time."""
         if not self.caches_at_schedule:
-            self.kv.cache(state, min(chunk.start + chunk.num_tokens + plan.repeat - 1, state.num_tokens + plan.repeat))
+            end = plan.starts[index] + plan.counts[index] + plan.repeat - 1
+            self.kv.cache(state, min(end, state.num_tokens + plan.repeat))
         if self.scheduling.charges:
-            self.scheduling.charge(state, chunk.num_tokens - chunk.samples, plan.repeat if chunk.samples else 0)
+            num_outputs = plan.repeat if plan.samples[index] else 0
+            self.scheduling.charge(state, plan.counts[index] - plan.samples[index], num_outputs)
 
     def _confirm(self, state: RequestState) -> None:
         """A token that was scheduled ahead is known: its block may be full."""
@@ -612,6 +619,7 @@ class EngineCore:
         self.kv.release(state)
         self._records.append(record(state, reason, detail, now))
         state.status = Status.FINISHED
+        state.span_end = -1
         del self._states[state.request_id]
 
     def _last_touch(self, now: float) -> float:

@@ -104,10 +104,15 @@ class KVCache:
         """Append `num` fresh blocks to the table; the caller has seen that they are available."""
         assert num <= self.num_available(state), f"{num} blocks asked, {self.num_available(state)} available"
         blocks, plain, table = self.blocks, self._plain, state.block_ids
-        for _ in range(num):
-            block = blocks[plain.pop()] if plain else self._evict(state, now)
-            block.ref_count = 1
-            table.append(block.block_id)
+        num_plain = min(num, len(plain))
+        if num_plain:
+            reused = plain[: -num_plain - 1 : -1]  # from the end, where the next one is
+            del plain[-num_plain:]
+            for block_id in reused:
+                blocks[block_id].ref_count = 1
+            table.extend(reused)
+        if num > num_plain:
+            self._evict(state, num - num_plain, now)
         if state.num_held_blocks:
             taken = min(num, state.num_held_blocks)
             state.num_held_blocks -= taken
@@ -118,18 +123,22 @@ class KVCache:
         state.num_held_blocks += num
         self.num_held_back += num
 
-    def _evict(self, state: RequestState, now: float) -> Block:
-        block = self._eviction.pop(state, now)
-        assert block.ref_count == 0, f"the eviction policy gave up block {block.block_id}, which is held"
-        key = block.key
-        if key is not None:
-            self.num_evicted += 1
-            if self._copies or self.events is not None:
-                self._forget(block)
-            else:
-                del self._index[key]
-                block.key = None
-        return block
+    def _evict(self, state: RequestState, num: int, now: float) -> None:
+        """Append blocks that the eviction policy gives up."""
+        pop, index, table = self._eviction.pop, self._index, state.block_ids
+        is_simple = not self._copies and self.events is None  # no other copy, nobody listens
+        for _ in range(num):
+            block = pop(state, now)
+            assert block.ref_count == 0, f"the eviction policy gave up block {block.block_id}, which is held"
+            if block.key is not None:
+                self.num_evicted += 1
+                if is_simple:
+                    del index[block.key]
+                    block.key = None
+                else:
+                    self._forget(block)
+            block.ref_count = 1
+            table.append(block.block_id)
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -138,12 +147,12 @@ class KVCache:
         full, keyed = num_tokens // self.block_size, state.num_keyed_blocks
         if full <= keyed or not self.caching:
             return
-        chain, table, index = state.chain, state.block_ids, self._index
+        chain, table, index, blocks = state.chain, state.block_ids, self._index, self.blocks
         if full > len(chain.keys):
             chain.extend(full)
         keys = chain.keys
         for depth in range(keyed, full):
-            block, key = self.blocks[table[depth]], keys[depth]
+            block, key = blocks[table[depth]], keys[depth]
             block.key = key
             block.depth = depth
             if index.setdefault(key, block) is not block:

@@ -129,28 +129,21 @@ class Step:
         `decoding` picks those that decode, or those that do not. Ends when the budget is used up; False if one could
         not be granted. The same as calling `grant` for each, but a decode inside its last block takes the short way.
         """
-        running, entries, step_id = self._engine.running, self.entries, self.step_id
-        size = self._kv.block_size
+        engine, entries, step_id, size = self._engine, self.entries, self.step_id, self._kv.block_size
+        running, last = engine.running, self._kv.block_size - 1
+        short_way = decoding is not False and not engine.num_stopped and self.config.async_depth == 1
         self._cursor = 0
         while self._cursor < len(running) and self.token_budget > 0:
             state = running[self._cursor]
             self._cursor += 1
             computed = state.num_computed_tokens
-            is_plain_decode = (
-                computed + 1 == state.num_tokens and not state.num_placeholders and state.num_output_tokens
-            )
-            if (
-                is_plain_decode
-                and 0 < computed % size < size - 1
-                and decoding is not False
-                and state.stop_reason is None
-            ):
-                # No block is taken, none gets full.
-                entries[state] = 1
-                state.granted_step = step_id
-                self.token_budget -= 1
-                self.num_decodes += 1
-                continue
+            if short_way and computed + 1 == state.num_tokens and 0 < computed % size < last:
+                if state.num_output_tokens:  # it decodes; no block is taken, none gets full
+                    entries[state] = 1
+                    state.granted_step = step_id
+                    self.token_budget -= 1
+                    self.num_decodes += 1
+                    continue
             if decoding is not None and state.is_decoding is not decoding:
                 continue
             num = min(self.remaining(state), limit, self.token_budget)

@@ -123,7 +123,6 @@ class RequestState:
 class Chunk(NamedTuple):
     """Tokens of one request in one step; a decode is a chunk of one token.
 
-    A NamedTuple because a step builds one per running request: creation costs a third of a frozen dataclass's.
     `block_ids` is the request's table, which only grows while the plan is in flight.
     """
 
@@ -142,14 +141,23 @@ class Admission(NamedTuple):
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What one step computes; with `repeat` k, k equal steps in which every chunk moves on by one token a step."""
+    """What one step computes; with `repeat` k, k equal steps in which every chunk moves on by one token a step.
+
+    Kept by columns, an entry a chunk in the order of the grants: a simulator adds them up and needs no object per
+    request and step. `chunks` gives them as rows.
+    """
 
     step_id: int
     time: float
-    chunks: tuple[Chunk, ...]
+    request_ids: Sequence[str] = ()
+    starts: Sequence[int] = ()
+    counts: Sequence[int] = ()
+    samples: Sequence[bool] = ()
+    tables: Sequence[Sequence[int]] = ()
     repeat: int = 1
+    only_decodes: bool = False  # each chunk goes on by one token after another
     num_running: int = 0
     num_padding_tokens: int = 0  # computed and thrown away by static batching
     admitted: tuple[Admission, ...] = ()
@@ -157,8 +165,12 @@ class StepPlan:
     transfers: tuple[str, ...] = ()
 
     @property
+    def chunks(self) -> list[Chunk]:
+        return list(map(Chunk, self.request_ids, self.starts, self.counts, self.tables, self.samples))
+
+    @property
     def num_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)

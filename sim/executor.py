@@ -10,20 +10,20 @@ from sim.cost import StepCost, StepWork
 
 def work_of(plan: StepPlan) -> StepWork:
     """The counts of one step of a plan; a chunk of one token is attended as a decode, whatever it is."""
-    tokens = sampled = decodes = context = prefills = pairs = prefill_context = 0
-    for _, start, num, _, samples in plan.chunks:
-        tokens += num
-        if samples:
-            sampled += 1
-        if num == 1:
+    num = len(plan.counts)
+    if plan.only_decodes:
+        return StepWork(num + plan.num_padding_tokens, plan.num_running, num, num, sum(plan.starts) + num)
+    decodes = context = prefills = pairs = prefill_context = 0
+    for start, count in zip(plan.starts, plan.counts, strict=True):
+        if count == 1:
             decodes += 1
             context += start + 1
         else:
             prefills += 1
-            pairs += num * (2 * start + num + 1)
-            prefill_context += start + num
-    return StepWork(tokens + plan.num_padding_tokens, plan.num_running, sampled, decodes, context, prefills, pairs,
-                    prefill_context)  # fmt: skip
+            pairs += count * (2 * start + count + 1)
+            prefill_context += start + count
+    num_tokens = plan.num_tokens + plan.num_padding_tokens
+    return StepWork(num_tokens, plan.num_running, sum(plan.samples), decodes, context, prefills, pairs, prefill_context)
 
 
 def delay_until(now: float, end: float) -> float:
@@ -47,20 +47,20 @@ class SimulatedExecutor:
         self._overlap = overlap
         self._last_position: dict[str, int] = {}  # of the token whose successor is the answer's last
         self._prepared: tuple[int, list[float]] = (-1, [])
+        self._nearest_stop = 0  # steps of the prepared plan until an answer ends
 
     def expect(self, request: Request, num_output_tokens: int) -> None:
         """A request will come whose answer has this length."""
         self._last_position[request.request_id] = request.prompt.num_tokens + num_output_tokens - 2
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        if not plan.chunks:
+        if not plan.request_ids:
             return StepOutput(self._duration(StepWork(num_requests=plan.num_running)))
         step_id, ends = self._prepared
-        if step_id == plan.step_id and len(ends) == plan.repeat:
-            duration = delay_until(plan.time, ends[-1])
-        else:
-            duration = self._duration(work_of(plan))
-        return StepOutput(duration, self._stopped(plan))
+        if step_id != plan.step_id:
+            return StepOutput(self._duration(work_of(plan)), self._stopped(plan))
+        stopped = self._stopped(plan) if plan.repeat == self._nearest_stop else {}
+        return StepOutput(delay_until(plan.time, ends[-1]), stopped)
 
     def ends(self, plan: StepPlan) -> list[float]:
         """End times of a repeated plan's steps."""
@@ -70,7 +70,9 @@ class SimulatedExecutor:
     def repeats(self, plan: StepPlan, limit: int, until: float) -> int:
         """How many equal decode steps to take: no answer ends before the last, and none begins at or after `until`."""
         last = self._last_position
-        limit = max(1, min(limit, 1 + min([last[chunk[0]] - chunk[1] for chunk in plan.chunks])))
+        left = [last[name] - start for name, start in zip(plan.request_ids, plan.starts, strict=True)]
+        self._nearest_stop = max(1, 1 + min(left))
+        limit = min(limit, self._nearest_stop)
         work, end, ends = work_of(plan), plan.time, list[float]()
         duration, context, num = self._duration, work.decode_context, work.num_decodes
         while True:
@@ -91,6 +93,8 @@ class SimulatedExecutor:
         last, after = self._last_position, plan.repeat - 2
         return {
             name: FinishReason.STOP
-            for name, start, num, _, samples in plan.chunks
-            if samples and start + num + after >= last[name]
+            for name, start, count, samples in zip(
+                plan.request_ids, plan.starts, plan.counts, plan.samples, strict=True
+            )
+            if samples and start + count + after >= last[name]
         }

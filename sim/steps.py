@@ -249,7 +249,7 @@ class _Player:
         return done, thrown_out
 
     def _decisions(self, plan: StepPlan | None, thrown_out: list[str], told: list[str]) -> Line:
-        plan = plan or StepPlan(step_id=-1, time=0.0, chunks=())
+        plan = plan or StepPlan(step_id=-1, time=0.0)
         admitted = {each.request_id: each for each in plan.admitted}
         new: list[Line] = []
         continued: list[Line] = []
@@ -280,7 +280,7 @@ class _Player:
             return {"outputs": [], "kv_events": []}
         due = self._in_flight.popleft()
         outputs = self._apply(due, now) if due else []
-        if self._engine.config.async_depth > 1 and not (due and due.chunks):
+        if self._engine.config.async_depth > 1 and not (due and due.request_ids):
             return {"outputs": [], "kv_events": []}  # an empty step is not sent to the device, so nothing comes back
         return {"stats": self._make_stats(), "outputs": outputs, "kv_events": self._events()}
 

@@ -187,11 +187,16 @@ class EngineCore:
         return Outcome(accepted=True)
 
     def abort(self, request_id: str, now: float) -> bool:
-        """Cancel in any state; its blocks are free at once. False if there is no such request (any more)."""
+        """Cancel in any state; its blocks are free at once. False if there is no such request (any more).
+
+        A repeated step in flight has reached its last repeat by then, as no shell repeats beyond the next event.
+        """
         self._advance_clock(now)
         state = self._states.get(request_id)
         if state is None:
             return False
+        if self._in_flight and state.span_end == self._in_flight[0].plan.step_id:
+            state.num_output_tokens += self._in_flight[0].plan.repeat - 1
         self._leave(state, FinishReason.ABORT, now)
         return True
 

@@ -2,8 +2,8 @@
 
     python benchmarks/speed.py [--shared DIR] [--rounds N] [--mooncake]
 
-The yardstick is a fixed loop of plain Python timed in the same process, so that figures of different machines, or of one
-machine under different loads, can be set against each other: compare "yardsticks a run", not seconds.
+The yardstick is a fixed loop of plain Python timed in the same process, so that figures of different machines, or of
+one machine under different loads, can be set against each other: compare "yardsticks a loop", not seconds.
 """
 
 from __future__ import annotations

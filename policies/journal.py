@@ -156,7 +156,12 @@ class Divergence:
     state: str
 
     def __str__(self) -> str:
-        return f"line {self.line_number} differs\n  journal: {self.expected}\n  replay:  {self.found}\n  state:   {self.state}"
+        return (
+            f"line {self.line_number} differs\n"
+            f"  journal: {self.expected}\n"
+            f"  replay:  {self.found}\n"
+            f"  state:   {self.state}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

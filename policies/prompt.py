@@ -36,7 +36,7 @@ def digest(secret: bytes, *parts: bytes, size: int = 8) -> int:
 
 
 def seals(namespaces: Sequence[Namespace], block_size: int, secret: bytes) -> dict[int, bytes]:
-    """Block index -> what is folded into the key of that block; the block holding the first private token is private."""
+    """Block index -> what is folded into its key; the block that holds the first private token is private."""
     sealed: dict[int, bytes] = {}
     for start_token, fields in namespaces:
         mark = digest(secret, *(field.encode() for field in fields), size=16).to_bytes(16, "little")

@@ -137,13 +137,13 @@ class Step:
             state = running[self._cursor]
             self._cursor += 1
             computed = state.num_computed_tokens
-            if short_way and computed + 1 == state.num_tokens and 0 < computed % size < last:
-                if state.num_output_tokens:  # it decodes; no block is taken, none gets full
-                    entries[state] = 1
-                    state.granted_step = step_id
-                    self.token_budget -= 1
-                    self.num_decodes += 1
-                    continue
+            is_one_short = computed + 1 == state.num_tokens and state.num_output_tokens
+            if short_way and is_one_short and 0 < computed % size < last:  # no block is taken, none gets full
+                entries[state] = 1
+                state.granted_step = step_id
+                self.token_budget -= 1
+                self.num_decodes += 1
+                continue
             if decoding is not None and state.is_decoding is not decoding:
                 continue
             num = min(self.remaining(state), limit, self.token_budget)

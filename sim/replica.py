@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class Replica:
-    """Drives an engine. `on_record` hears of everybody who leaves; `jumps` takes equal steps at once, with equal bits."""
+    """Drives an engine. `on_record` hears of all who leave; `jumps` takes equal steps at once, to the same bits."""
 
     def __init__(
         self,

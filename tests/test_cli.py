@@ -59,9 +59,8 @@ def test_the_band_is_the_same_run_with_dearer_and_cheaper_steps(run: Run, tmp_pa
     path = tmp_path / "result.json"
     run("simulate", "--num-requests", 40, "--rate", 20, "--json", path)
     result = json.loads(path.read_text())
-    cheap, middle, dear = (
-        result["band"]["low_cost"]["tpot"]["p50"], result["metrics"]["tpot"]["p50"], result["band"]["high_cost"]["tpot"]["p50"],
-    )  # fmt: skip
+    runs = (result["band"]["low_cost"], result["metrics"], result["band"]["high_cost"])
+    cheap, middle, dear = (run["tpot"]["p50"] for run in runs)
     assert cheap < middle < dear
 
 
@@ -131,7 +130,7 @@ def test_steps_names_the_first_difference(run: Run, tmp_path: Path) -> None:
 
 
 BAD = {
-    "unknown policy": (("simulate", "--eviction", "lur"), "unknown eviction policy 'lur'; known: lru. Did you mean 'lru'?"),
+    "unknown policy": (("simulate", "--eviction", "lur"), "policy 'lur'; known: lru. Did you mean 'lru'?"),
     "unknown knob": (("simulate", "--batching", "static,size=3"), "unknown knob 'size' of batching policy 'static'"),
     "bad knob": (("simulate", "--batching", "static,group_size=x"), "group_size=x of batching static must be int"),
     "bad knob value": (("simulate", "--batching", "static,max_wait=nan"), "max_wait (nan) must be a finite number"),
@@ -156,7 +155,7 @@ BAD = {
     "no such command": (("simulat",), "No such command 'simulat'"),
     "no such option": (("simulate", "--speed", 3), "No such option"),
     "unknown menu": (("policies", "evict"), "unknown menu 'evict'"),
-    "unwritable": (("simulate", "--num-requests", 5, "--json", "/proc/nope/x.json"), "cannot write '/proc/nope/x.json'"),
+    "unwritable": (("simulate", "--num-requests", 5, "--json", "/proc/nope/x"), "cannot write '/proc/nope/x'"),
     "no journal": (("replay", "nowhere.jsonl"), "cannot read 'nowhere.jsonl'"),
     "no script": (("steps", "nowhere.json"), "not a readable workload"),
 }  # fmt: skip
@@ -231,9 +230,10 @@ def test_one_seed_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) ->
     outputs = []
     for hash_seed in ("0", "4711"):
         journal = tmp_path / f"{hash_seed}.jsonl"
-        arguments = ("simulate", "--workload", "shared-prefix", "--num-requests", 60, "--rate", 30, "--isolation", "tenant",
-                     "--num-blocks", 600, "--max-model-len", 4096, "--json", "-", "--journal", journal, "--seed", 7)  # fmt: skip
-        code, out, err = as_process(*arguments, PYTHONHASHSEED=hash_seed)
+        what = ("--workload", "shared-prefix", "--num-requests", 60, "--rate", 30, "--seed", 7, "--isolation", "tenant")
+        tight = ("--num-blocks", 600, "--max-model-len", 4096)
+        files = ("--json", "-", "--journal", journal)
+        code, out, err = as_process("simulate", *what, *tight, *files, PYTHONHASHSEED=hash_seed)
         assert (code, err) == (0, "")
         outputs.append((out, journal.read_bytes()))
     assert outputs[0] == outputs[1]

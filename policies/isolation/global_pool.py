@@ -1,4 +1,4 @@
-"""Everybody shares every prefix: the most reuse, and whoever measures a fast answer learns that somebody asked before."""
+"""Everybody shares every prefix: the most reuse; a fast answer tells whoever measures it that somebody asked before."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
@@ -54,3 +55,26 @@ def test_help_needs_no_heavy_import() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert "simulate" in done.stdout
+
+
+def test_the_core_imports_no_clock_no_chance_and_nothing_foreign() -> None:
+    """Every import statement of policies/, lazy ones included."""
+    forbidden = {"time", "random", "threading", "asyncio", "multiprocessing", "datetime", "secrets"}
+    for path in sorted((REPOSITORY / "policies").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in (full.split(".")[0] for full in names):
+                assert name == "policies" or name in sys.stdlib_module_names - forbidden, f"{path.name} imports {name}"
+
+
+def test_functions_are_small() -> None:
+    """A goal, held: half of all functions fit in ten lines."""
+    lengths = sorted(
+        node.end_lineno - node.lineno + 1
+        for room in ("policies", "sim")
+        for path in (REPOSITORY / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
+    )
+    assert lengths[len(lengths) // 2] <= 10

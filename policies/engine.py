@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.config import EngineConfig
+from policies.fitting import check, misfit, token_limit
 from policies.interfaces import (
     AdmissionPolicy,
     AllocationPolicy,
@@ -26,13 +27,16 @@ from policies.interfaces import (
     SchedulingPolicy,
 )
 from policies.kv import KVCache
+from policies.poison import poisoned
 from policies.prompt import Namespace, seals
 from policies.records import record, rejection
+from policies.repeat import grow, repeat_limit
 from policies.step import Step
 from policies.types import (
     Admit,
     Block,
     FinishReason,
+    Flight,
     Hold,
     Outcome,
     Reject,
@@ -43,6 +47,7 @@ from policies.types import (
     StepOutput,
     StepPlan,
 )
+from policies.view import EngineView
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,49 +80,6 @@ class PrefixStats(NamedTuple):
         )
 
 
-class _Flight(NamedTuple):
-    """A step whose output is not known yet; `lives` tells which of its requests were preempted since."""
-
-    plan: StepPlan
-    states: list[RequestState]
-    lives: list[int]
-
-
-class _EngineView:
-    """The read-only face of the engine (interfaces.View)."""
-
-    __slots__ = ("_engine", "block_size", "max_model_len", "num_blocks")
-
-    def __init__(self, engine: EngineCore) -> None:
-        self._engine = engine
-        self.num_blocks = engine.config.num_blocks
-        self.block_size = engine.config.block_size
-        self.max_model_len = engine.config.max_model_len
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self._engine.kv.num_free - self._engine.kv.num_held_back
-
-    @property
-    def num_cached_blocks(self) -> int:
-        return self._engine.kv.num_idle_cached
-
-    @property
-    def running(self) -> Sequence[RequestState]:
-        return self._engine.running
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._engine.scheduling)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        return self._engine.num_waiting_tokens
-
-    def matched_tokens(self, state: RequestState) -> int:
-        return len(self._engine.find_cached(state)) * self.block_size
-
-
 class EngineCore:
     """One replica's scheduler and KV cache. Deterministic: same inputs, same decisions."""
 
@@ -134,7 +96,7 @@ class EngineCore:
         self.kv = KVCache(
             config.num_blocks, config.block_size, policies.eviction, config.enable_prefix_caching, config.unhashed_first
         )
-        self.view = _EngineView(self)
+        self.view = EngineView(self)
         self.next_step_id = 0
         self.num_waiting_tokens = 0
         self.num_preemptions = 0
@@ -146,7 +108,7 @@ class EngineCore:
         self._secret = secret
         self._states: dict[str, RequestState] = {}
         self._held: list[RequestState] = []
-        self._in_flight: deque[_Flight] = deque()
+        self._in_flight: deque[Flight] = deque()
         self._records: list[RequestRecord] = []
         self._next_sequence = 0
         self._now = -math.inf
@@ -154,7 +116,7 @@ class EngineCore:
         self._settles_at_schedule = (
             config.async_depth == 1 and self.caches_at_schedule and not policies.scheduling.charges
         )
-        self._may_repeat = (
+        self._policies_repeat = (
             config.async_depth == 1
             and policies.batching.repeats
             and not policies.scheduling.charges
@@ -170,10 +132,14 @@ class EngineCore:
         running backwards.
         """
         self._advance_clock(now)
-        self._check(request)
-        misfit = self._misfit(request)
-        if misfit:
-            return self._refuse(request, Reject(misfit), now)
+        if request.request_id in self._states:
+            raise ValueError(
+                f"request id {request.request_id!r} is live: wait until it has finished, or choose another"
+            )
+        check(request)
+        reason = misfit(request, self.config) if self.config.refuse_unfittable else ""
+        if reason:
+            return self._refuse(request, Reject(reason), now)
         verdict = self._policies.admission.decide(request, self.view, now)
         if isinstance(verdict, Reject):
             return self._refuse(request, verdict, now)
@@ -246,7 +212,7 @@ class EngineCore:
         """
         self._advance_clock(now)
         flight = self._take_flight(plan)
-        failed, bad = self._poisoned(flight)
+        failed, bad = poisoned(flight, self._in_flight, self.running, self.config.block_size)
         self.kv.drop_keys(bad)
         for state in failed:
             self._leave(state, FinishReason.ERROR, now, "its step failed")
@@ -293,40 +259,6 @@ class EngineCore:
             raise ValueError(f"time ({now}) must be finite and not before the last call's ({self._now})")
         self._now = now
 
-    def _check(self, request: Request) -> None:
-        if request.request_id in self._states:
-            raise ValueError(
-                f"request id {request.request_id!r} is live: wait until it has finished, or choose another"
-            )
-        if request.prompt.num_tokens < 1:
-            raise ValueError(f"request {request.request_id} has an empty prompt: send at least one token")
-        if request.max_tokens < 1:
-            raise ValueError(f"request {request.request_id} has max_tokens {request.max_tokens}: ask for at least 1")
-        if not math.isfinite(request.arrival_time):
-            raise ValueError(
-                f"request {request.request_id} has arrival_time {request.arrival_time}: give finite seconds"
-            )
-
-    def _misfit(self, request: Request) -> str:
-        """Why it can never run, or nothing."""
-        config, prompt = self.config, request.prompt.num_tokens
-        if not config.refuse_unfittable:
-            return ""
-        if prompt >= config.max_model_len:
-            return (
-                f"request {request.request_id} has a prompt of {prompt} tokens, but max_model_len is "
-                f"{config.max_model_len}, the answer included: shorten it or raise max_model_len"
-            )
-        # The last token's KV is never computed.
-        most = prompt + min(request.max_tokens, config.max_model_len - prompt) - 1
-        capacity = config.num_blocks * config.block_size
-        if most > capacity:
-            return (
-                f"request {request.request_id} needs {most} tokens of KV cache, but the cache holds {capacity} "
-                f"({config.num_blocks} blocks of {config.block_size}): lower max_tokens or enlarge the cache"
-            )
-        return ""
-
     def _refuse(self, request: Request, verdict: Reject, now: float) -> Outcome:
         self._records.append(rejection(request, verdict.reason, now))
         return Outcome(accepted=False, reason=verdict.reason, retry_after=verdict.retry_after)
@@ -339,7 +271,7 @@ class EngineCore:
             request_id=request.request_id,
             sequence=sequence,
             num_prompt_tokens=prompt,
-            token_limit=min(request.max_tokens, self.config.max_model_len - prompt),
+            token_limit=token_limit(request, self.config),
             chain=request.prompt.chain(self.config.block_size, self._seals(request, sequence), self._secret, sequence),
             arrival_time=request.arrival_time,
             priority=request.priority,
@@ -451,16 +383,21 @@ class EngineCore:
             admitted=tuple(step.admitted),
             preempted=tuple(step.preempted),
         )
-        if repeats is not None and self._may_repeat and plan.only_decodes:
-            limit = self._repeat_limit(step, states)
+        if repeats is not None and plan.only_decodes and self._may_repeat(step):
+            limit = repeat_limit(states, self.kv)
             repeat = repeats(plan, limit) if limit > 1 else 1
             assert 1 <= repeat <= limit, f"{repeat} repeats asked for, {limit} are allowed"
             if repeat > 1:
-                self._grow(states, repeat - 1, plan.time)
+                grow(states, self.kv, repeat - 1, self.caches_at_schedule, plan.time)
                 object.__setattr__(plan, "repeat", repeat)  # nobody has seen the plan yet
         self.next_step_id += plan.repeat
-        self._in_flight.append(_Flight(plan, states, [state.num_preemptions for state in states]))
+        self._in_flight.append(Flight(plan, states, [state.num_preemptions for state in states]))
         return plan
+
+    def _may_repeat(self, step: Step) -> bool:
+        """Whether the next step would be decided like this one, if all in it just decode."""
+        is_closed = not step.preempted and not self._held
+        return self._policies_repeat and is_closed and len(step.entries) == len(self.running) - self.num_stopped
 
     def _advance(self, entries: dict[RequestState, int]) -> list[bool]:
         """Count the granted tokens as computed, optimistically, as in vLLM; tells who will yield an output token."""
@@ -476,58 +413,14 @@ class EngineCore:
                 state.num_placeholders += 1
         return samples
 
-    def _repeat_limit(self, step: Step, states: list[RequestState]) -> int:
-        """How often this step can be taken with every decision the same.
-
-        All running decode, nobody entered or left. The waiting, if any, were not let in: slots do not free themselves
-        and memory only shrinks, so they would not be let in by the next step either.
-        """
-        if step.preempted or self._held or len(states) != len(self.running) - self.num_stopped:
-            return 1
-        limit = min([state.token_limit - state.num_output_tokens for state in states])
-        while limit > 1 and not self._fits(states, limit - 1):
-            limit //= 2
-        return limit
-
-    def _fits(self, states: list[RequestState], num_more: int) -> bool:
-        """Whether each can grow by `num_more` tokens without anybody yielding."""
-        size, free = self.config.block_size, self.kv.num_free - self.kv.num_held_back
-        if len(states) * (num_more // size + 1) <= free:
-            return True
-        need = 0
-        for state in states:
-            over = state.num_computed_tokens + num_more - len(state.block_ids) * size
-            if over > 0:
-                need += max(0, -(-over // size) - state.num_held_blocks)
-        return need <= free
-
-    def _grow(self, states: list[RequestState], num_more: int, now: float) -> None:
-        """Take the blocks of `num_more` further steps in the order in which single steps would take them."""
-        size, kv = self.config.block_size, self.kv
-        takes: list[tuple[int, int]] = []
-        filled: list[RequestState] = []
-        for index, state in enumerate(states):
-            computed = state.num_computed_tokens
-            state.num_computed_tokens = computed + num_more
-            room = len(state.block_ids) * size - computed
-            if room <= num_more:
-                filled.append(state)
-                takes.extend((at, index) for at in range(room, num_more, size))
-        takes.sort()
-        for _, index in takes:
-            kv.allocate(states[index], 1, now)
-        if self.caches_at_schedule:
-            for state in filled:
-                kv.cache(state, state.num_computed_tokens)
-
     # -- applying outputs ---------------------------------------------------------------------------------------
 
-    def _take_flight(self, plan: StepPlan) -> _Flight:
+    def _take_flight(self, plan: StepPlan) -> Flight:
         if not self._in_flight or self._in_flight[0].plan is not plan:
             raise ValueError(f"step {plan.step_id} is not the oldest step in flight: apply outputs in order, once")
         return self._in_flight.popleft()
 
-    def _apply(self, state: RequestState, index: int, flight: _Flight, output: StepOutput, now: float) -> None:
+    def _apply(self, state: RequestState, index: int, flight: Flight, output: StepOutput, now: float) -> None:
         plan = flight.plan
         if state.status is Status.FINISHED or state.stop_reason is not None:
             return  # aborted, or stopped by the step before this one
@@ -630,28 +523,3 @@ class EngineCore:
     def _last_touch(self, now: float) -> float:
         """Until when a running request that leaves now was idle: the start of the step in flight, or now."""
         return self._in_flight[0].plan.time if self._in_flight else now
-
-    # -- failing ------------------------------------------------------------------------------------------------
-
-    def _poisoned(self, flight: _Flight) -> tuple[list[RequestState], set[int]]:
-        """Requests of a failed step and of those who read its blocks, and the blocks, to the fixed point."""
-        failed = {state: None for state in flight.states if state.status is not Status.FINISHED}
-        bad = self._written(flight, failed)
-        grown = True
-        while grown:
-            readers = [state for state in self.running if state not in failed and not bad.isdisjoint(state.block_ids)]
-            grown = bool(readers)
-            failed.update(dict.fromkeys(readers))
-            for later in (flight, *self._in_flight):
-                bad |= self._written(later, failed)
-        return list(failed), bad
-
-    def _written(self, flight: _Flight, writers: Iterable[RequestState]) -> set[int]:
-        """Blocks that a step writes for these requests."""
-        size, wanted = self.config.block_size, set(writers)
-        written: set[int] = set()
-        for state, chunk in zip(flight.states, flight.plan.chunks, strict=True):
-            if state in wanted:
-                last = chunk.start + chunk.num_tokens + flight.plan.repeat - 2
-                written.update(chunk.block_ids[chunk.start // size : last // size + 1])
-        return written

@@ -186,6 +186,14 @@ class StepOutput:
     token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
+class Flight(NamedTuple):
+    """A step whose output is not known yet; `lives` tells which of its requests were preempted since."""
+
+    plan: StepPlan
+    states: list[RequestState]
+    lives: list[int]
+
+
 class Admit(NamedTuple):
     """May wait for a place."""
 

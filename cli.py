@@ -193,7 +193,7 @@ def _usage_error(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         return 2
-    errors = getattr(error.__cause__, "errors", list)()
+    errors: list[dict[str, object]] = getattr(error.__cause__, "errors", list)()
     given = f" ({errors[0]['input']!r})" if errors else ""
     return _complain(f"{error.format_message()}{given}; see servetwin --help")
 

@@ -111,6 +111,7 @@ class EngineCore:
         self._in_flight: deque[Flight] = deque()
         self._records: list[RequestRecord] = []
         self._next_sequence = 0
+        self._answers_may_be_found = False  # somebody's output has keys that others' prompts can have
         self._now = -math.inf
         self._wakeups = [policy.next_wakeup for policy in policies.all() if hasattr(policy, "next_wakeup")]
         self._settles_at_schedule = (
@@ -145,6 +146,8 @@ class EngineCore:
             return self._refuse(request, verdict, now)
         state = self._new_state(request, now)
         self._states[request.request_id] = state
+        if len(state.chain.keys) > request.prompt.num_tokens // self.config.block_size:
+            self._answers_may_be_found = True
         if isinstance(verdict, Hold):
             state.status = Status.HELD
             self._held.append(state)
@@ -397,6 +400,8 @@ class EngineCore:
     def _may_repeat(self, step: Step) -> bool:
         """Whether the next step would be decided like this one, if all in it just decode."""
         is_closed = not step.preempted and not self._held
+        if self._answers_may_be_found and len(self.scheduling):
+            return False  # the next step might find a block that this one fills
         return self._policies_repeat and is_closed and len(step.entries) == len(self.running) - self.num_stopped
 
     def _advance(self, entries: dict[RequestState, int]) -> list[bool]:

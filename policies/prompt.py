@@ -8,7 +8,7 @@ them tells nobody what was said.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -141,11 +141,17 @@ class LengthPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ContentPrompt:
-    """Content ids of a trace, each standing for `content_size` tokens; the last one covers the remainder."""
+    """Content ids of a trace, each standing for `content_size` tokens; the last one covers the remainder.
+
+    `continuation`, made by `followed_by`, is what a later prompt tells about the answer: the ids from the first one on
+    that this prompt does not fill, for `num_known_tokens` tokens in all.
+    """
 
     num_tokens: int
     content_ids: tuple[int, ...]
     content_size: int
+    continuation: tuple[int, ...] = ()
+    num_known_tokens: int = 0
 
     def __post_init__(self) -> None:
         expected = -(-self.num_tokens // self.content_size)
@@ -155,40 +161,53 @@ class ContentPrompt:
                 f"not {len(self.content_ids)}: check the trace's block size"
             )
 
+    def followed_by(self, later: ContentPrompt) -> ContentPrompt:
+        """This prompt, its answer known from a later turn; unchanged if the later one does not go on from it."""
+        full = self.num_tokens // self.content_size
+        goes_on = later.content_size == self.content_size and later.content_ids[:full] == self.content_ids[:full]
+        if not goes_on or later.num_tokens <= self.num_tokens:
+            return self
+        return replace(self, continuation=later.content_ids[full:], num_known_tokens=later.num_tokens)
+
     def chain(self, block_size: int, sealed: dict[int, bytes], secret: bytes, owner: int) -> KeyChain:
-        keys = list(self._keys(block_size, sealed, secret))
+        ids, num_known = self.content_ids, max(self.num_tokens, self.num_known_tokens)
+        if self.continuation:
+            ids = ids[: self.num_tokens // self.content_size] + self.continuation
+        keys = list(self._keys(ids, num_known // block_size, block_size, sealed, secret))
         tail = keys[-1] if keys else ROOT
         return CountedChain(keys, _base(secret, b"output", _integer(tail), _integer(owner)))
 
-    def _keys(self, block_size: int, sealed: dict[int, bytes], secret: bytes) -> Iterable[int]:
+    def _keys(
+        self, ids: tuple[int, ...], num_blocks: int, block_size: int, sealed: dict[int, bytes], secret: bytes
+    ) -> Iterable[int]:
         if self.content_size % block_size == 0:
-            return self._split(block_size, sealed, secret)
+            return self._split(ids, num_blocks, block_size, sealed, secret)
         if block_size % self.content_size == 0:
-            return self._join(block_size, sealed, secret)
+            return self._join(ids, num_blocks, block_size, sealed, secret)
         raise ValueError(
             f"block_size {block_size} neither divides nor is a multiple of the trace's {self.content_size} tokens "
             f"a content id: choose one that does"
         )
 
-    def _split(self, block_size: int, sealed: dict[int, bytes], secret: bytes) -> list[int]:
+    def _split(
+        self, ids: tuple[int, ...], num_blocks: int, block_size: int, sealed: dict[int, bytes], secret: bytes
+    ) -> list[int]:
         """One hash a content id; its blocks are counted from it."""
         per_id, parent, keys = self.content_size // block_size, ROOT, list[int]()
-        left = self.num_tokens // block_size
-        for position, content in enumerate(self.content_ids):
+        for position, content in enumerate(ids):
             first = position * per_id
             seal = b"".join(sealed.get(first + i, b"") for i in range(per_id)) if sealed else b""
             parent = _base(secret, _integer(parent), _integer(content), seal)
-            count = min(per_id, left)
-            keys.extend(range(parent, parent + count))
-            left -= count
+            keys.extend(range(parent, parent + min(per_id, num_blocks - len(keys))))
         return keys
 
-    def _join(self, block_size: int, sealed: dict[int, bytes], secret: bytes) -> Iterable[int]:
+    def _join(
+        self, ids: tuple[int, ...], num_blocks: int, block_size: int, sealed: dict[int, bytes], secret: bytes
+    ) -> Iterable[int]:
         """Several content ids a block."""
         per_block, parent = block_size // self.content_size, ROOT
-        for index in range(self.num_tokens // block_size):
-            ids = self.content_ids[index * per_block : (index + 1) * per_block]
-            content = b"".join(map(_integer, ids))
+        for index in range(num_blocks):
+            content = b"".join(map(_integer, ids[index * per_block : (index + 1) * per_block]))
             parent = _base(secret, _integer(parent), content, sealed.get(index, b""))
             yield parent
 

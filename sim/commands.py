@@ -34,7 +34,7 @@ def run_simulation(setup: Setup, journal: Path | None, result: Path | None, band
     config, cost = setup.config(), setup.cost()
     build(config)
     workload = setup.load()
-    with _progress(workload.name, len(workload.items) * (3 if band else 1)) as tick:
+    with _progress(workload.name, workload.num_requests * (3 if band else 1)) as tick:
         run = banded(workload.name, config, workload, cost, journal, band, tick)
     basis = manifest(setup, config, workload, cost)
     if result is not None:
@@ -212,7 +212,7 @@ def _compare(console: Console, out: Path, title: str, setup: Setup, arms: Arms) 
     workload = setup.load()
     journal = out / f"{title.split(',')[0].lower().replace(' ', '-')}.journal.jsonl"
     runs: list[Banded] = []
-    with _progress(title, 3 * len(arms) * len(workload.items)) as tick:
+    with _progress(title, 3 * len(arms) * workload.num_requests) as tick:
         for name, engine in arms.items():
             config = Setup(**{**_fields(setup), "engine": {**setup.engine, **engine}}).config()
             runs.append(banded(name, config, workload, setup.cost(), None if runs else journal, True, tick))

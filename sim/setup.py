@@ -104,7 +104,7 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Datas
         "workload": {
             "name": workload.name,
             "source": workload.source,
-            "num_requests": len(workload.items),
+            "num_requests": workload.num_requests,
             "findings": list(workload.findings),
         },
         "seed": setup.seed,

@@ -47,6 +47,11 @@ class Workload:
         return ()
 
     @property
+    def num_requests(self) -> int:
+        """All that can come, those included that follow from outcomes."""
+        return len(self.items)
+
+    @property
     def duration(self) -> float:
         """Seconds from the first arrival to the last."""
         if not self.items:

@@ -144,7 +144,7 @@ class KVCache:
 
     def cache(self, state: RequestState, num_tokens: int) -> None:
         """Give keys to the blocks that are full once `num_tokens` tokens are in the table."""
-        full, keyed = num_tokens // self.block_size, state.num_keyed_blocks
+        full, keyed = min(num_tokens // self.block_size, len(state.block_ids)), state.num_keyed_blocks
         if full <= keyed or not self.caching:
             return
         chain, table, index, blocks = state.chain, state.block_ids, self._index, self.blocks
@@ -202,7 +202,7 @@ class KVCache:
         self._plain = idle[::-1] + self._plain
         self._index.clear()
         self._copies.clear()
-        if self.events is not None and self.caching:
+        if self.events is not None:
             self.events.append(AllBlocksCleared())
         return True
 

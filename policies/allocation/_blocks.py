@@ -6,7 +6,8 @@ from policies.interfaces import View
 
 
 def blocks_for(num_tokens: int, view: View) -> int:
-    return -(-num_tokens // view.block_size)
+    """No table is longer than `max_model_len` tokens."""
+    return -(-min(num_tokens, view.max_model_len) // view.block_size)
 
 
 def checked_watermark(watermark: float) -> float:

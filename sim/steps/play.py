@@ -10,7 +10,7 @@ from policies.catalogue import build
 from policies.engine import PrefixStats
 from policies.kv import AllBlocksCleared, BlocksRemoved, BlocksStored, KVEvent
 from policies.types import FinishReason, RequestRecord, StepOutput, StepPlan
-from sim.steps.script import OPERATIONS, PHASES, Line, Script, engine_config
+from sim.steps.script import OPERATIONS, PHASES, Line, Script, ScriptedRequest, engine_config
 
 
 def play(script: Script, preset_name: str) -> Iterator[Line]:
@@ -26,7 +26,7 @@ class _Player:
         self._script = script
         self._engine = build(engine_config(script.settings, preset_name))
         self._engine.kv.events = []
-        self._by_id = {each.request.request_id: each for each in script.requests}
+        self._bearers: dict[str, ScriptedRequest] = {}  # id -> who bears it now, or bore it last
         self._in_flight: deque[StepPlan | None] = deque()
         self._finished: list[str] = []  # ids not yet told to the workers
         self._stats = (PrefixStats(), PrefixStats())
@@ -50,15 +50,16 @@ class _Player:
 
     def _play_step(self, step: int) -> Line | None:
         now, engine = float(step), self._engine
-        arrived = [each.request for each in self._script.requests if each.arrival_step == step]
-        for request in arrived:
-            engine.add(request, now)
-        line: Line = {"step": step, "arrived": [request.request_id for request in arrived]}
+        arrived = [each for each in self._script.requests if each.arrival_step == step]
+        for each in arrived:
+            engine.add(each.request, now)
+            self._bearers[each.request.request_id] = each
+        line: Line = {"step": step, "arrived": [each.request.request_id for each in arrived]}
         line["aborts"] = self._aborts(step, PHASES[0])
         line["actions"], reset = self._actions(step)
         if not engine.has_work and not self._finished:
             return None
-        told, self._finished = sorted(self._finished), []
+        told, self._finished = sorted(set(self._finished)), []
         plan = engine.schedule(now)
         line.update(self._decisions(plan, reset, told))
         line["aborts"] += self._aborts(step, PHASES[1])
@@ -133,8 +134,8 @@ class _Player:
         stopped: dict[str, FinishReason] = {}
         for chunk in plan.chunks:
             if chunk.samples and chunk.request_id in before:
-                scripted, num = self._by_id[chunk.request_id], before[chunk.request_id][1]
-                token = scripted.output_token_ids[min(num, len(scripted.output_token_ids) - 1)]
+                scripted, num = self._bearers[chunk.request_id], before[chunk.request_id][1]
+                token = self._script.outputs[chunk.request_id].token(num)
                 tokens[chunk.request_id] = [token]
                 sampling = scripted.request.sampling
                 if sampling is not None and token in sampling.stop_token_ids:
@@ -179,7 +180,7 @@ class _Player:
     def _event(self, event: KVEvent) -> Line:
         match event:
             case BlocksStored(keys, parent, request_id, first_index):
-                salt = self._by_id[request_id].salt
+                salt = self._bearers[request_id].salt
                 extra = [[salt] if salt and first_index + i == 0 else None for i in range(len(keys))]
                 return {"type": "BlockStored", "hashes": [_short(key) for key in keys],
                         "parent": None if parent is None else _short(parent), "extra_keys": extra}  # fmt: skip

@@ -46,8 +46,20 @@ class ScriptedRequest:
     arrival_step: int
     cancel_step: int | None
     cancel_phase: str
-    output_token_ids: tuple[int, ...]
     salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedOutput:
+    """What a request answers, whatever the model: the ids given, else numbers that no other request answers."""
+
+    index: int  # of the last entry with this id
+    given: tuple[int, ...] = ()
+
+    def token(self, number: int) -> int:
+        if number < len(self.given):
+            return self.given[number]
+        return 10 + (10003 * (self.index + 1) + 7919 * number) % 30000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,7 @@ class Script:
     name: str
     settings: Line
     requests: tuple[ScriptedRequest, ...]
+    outputs: Mapping[str, ForcedOutput]
     actions: tuple[Line, ...]
 
     @property
@@ -109,18 +122,18 @@ def read_script(path: Path, header: Mapping[str, Any] | None = None) -> Script:
         kinds = (int, type(None)) if name == "max_num_active_seqs" else (type(DEFAULTS[name]),)
         if type(value) not in kinds and not (kinds == (float,) and type(value) is int):
             raise ValueError(f"{path}: setting {name} ({value!r}) must be {kinds[0].__name__}")
-    last_index = {row.get("id"): index for index, row in enumerate(document["requests"]) if isinstance(row, dict)}
     try:
-        requests = tuple(_scripted(row, last_index[row["id"]]) for row in document["requests"])
+        requests = tuple(_scripted(row) for row in document["requests"])
+        outputs = {str(row["id"]): _output(index, row) for index, row in enumerate(document["requests"])}
         actions = tuple(_action(row) for row in document.get("actions", ()))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a request or action lacks or misuses the field {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return Script(path.name.removesuffix(".json").removesuffix(".workload"), settings, requests, actions)
+    return Script(path.name.removesuffix(".json").removesuffix(".workload"), settings, requests, outputs, actions)
 
 
-def _scripted(row: Line, index: int) -> ScriptedRequest:
+def _scripted(row: Line) -> ScriptedRequest:
     salt = row.get("cache_salt") or ""
     phase = row.get("cancel_phase") or PHASES[0]
     if phase not in PHASES:
@@ -134,13 +147,11 @@ def _scripted(row: Line, index: int) -> ScriptedRequest:
         context=Context(tenant=salt),
         sampling=Sampling(stop_token_ids=tuple(row.get("stop_token_ids") or ())),
     )
-    given = row.get("output_token_ids")
-    output = (
-        tuple(given)
-        if given
-        else tuple(10 + (10003 * (index + 1) + 7919 * k) % 30000 for k in range(row["max_tokens"]))
-    )
-    return ScriptedRequest(request, row["arrival_step"], row.get("cancel_step"), phase, output, salt)
+    return ScriptedRequest(request, row["arrival_step"], row.get("cancel_step"), phase, salt)
+
+
+def _output(index: int, row: Line) -> ForcedOutput:
+    return ForcedOutput(index, tuple(_token(value) for value in row.get("output_token_ids") or ()))
 
 
 def _token(value: Any) -> int:

@@ -30,6 +30,7 @@ from policies.interfaces import (
     EvictionPolicy,
     IsolationPolicy,
     PreemptionPolicy,
+    RoutingPolicy,
     SchedulingPolicy,
 )
 from policies.isolation.global_pool import GlobalPool
@@ -38,6 +39,8 @@ from policies.isolation.tenant import WithinTenant
 from policies.journal import RecordingEngine, Write
 from policies.preemption.latest import LatestAdmitted
 from policies.preemption.lowest_priority import LowestPriority
+from policies.routing.least_loaded import LeastLoaded
+from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import FirstComeFirstServed
 from policies.scheduling.priority import PriorityOrder
 
@@ -62,6 +65,7 @@ ISOLATION: dict[str, Callable[..., IsolationPolicy]] = {
     "tenant": WithinTenant,
     "global": GlobalPool,
 }
+ROUTING: dict[str, Callable[..., RoutingPolicy]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
 
 MENU: dict[str, Mapping[str, Callable[..., Any]]] = {
     "admission": ADMISSION,
@@ -71,8 +75,9 @@ MENU: dict[str, Mapping[str, Callable[..., Any]]] = {
     "preemption": PREEMPTION,
     "eviction": EVICTION,
     "isolation": ISOLATION,
+    "routing": ROUTING,
 }
-assert tuple(MENU) == MENUS
+assert tuple(MENU) == (*MENUS, "routing")  # the last is a cluster's choice, not an engine's
 
 # Settings that make the core decide as a real engine does, by its version.
 _VLLM_V1: dict[str, Any] = {  # 0.32.0, for requests that its front end lets through
@@ -85,6 +90,7 @@ _VLLM_V1: dict[str, Any] = {  # 0.32.0, for requests that its front end lets thr
     "cache_at": "schedule",
     "hol_skip": 0,
     "unhashed_first": True,
+    "drop_unwritten_keys": False,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "vllm-v1": _VLLM_V1,

@@ -33,6 +33,7 @@ class EngineConfig:
     cache_at: str = "schedule"  # or "step_end": when a block filled by a step can be found by others
     hol_skip: int = 0  # candidates that may be passed over when they do not fit; 0 stops at the first
     unhashed_first: bool = True  # free blocks without a key are reused before any cached block is evicted
+    drop_unwritten_keys: bool = True  # of a request thrown out of the step that was to fill its blocks; vLLM keeps them
     refuse_unfittable: bool = True  # refuse at `add` what can never run
 
     def __post_init__(self) -> None:

@@ -129,6 +129,21 @@ class IsolationPolicy(Protocol):
         """None: nobody else. An empty sequence: everybody."""
 
 
+class ReplicaLoad(NamedTuple):
+    """What a replica had to do when its router last heard of it."""
+
+    num_running: int
+    num_waiting: int  # sent to it, and neither running nor gone
+    num_prompt_tokens: int  # of both
+
+
+class RoutingPolicy(Protocol):
+    """Which replica?"""
+
+    def choose_replica(self, request: Request, replicas: Sequence[ReplicaLoad], now: float) -> int:
+        """An index into `replicas`."""
+
+
 class Executor(Protocol):
     """Runs a plan: on a device, or on paper."""
 

@@ -196,6 +196,8 @@ class Step:
             self._cursor -= 1
         if victim.granted_step == self.step_id:
             self.token_budget += self.entries.pop(victim)
+            if self.config.drop_unwritten_keys:  # or somebody would find a block that holds nothing
+                self._kv.drop_keys(victim.block_ids[victim.num_computed_tokens // self._kv.block_size :])
         self._engine.preempt(victim, self.now)
         self.preempted.append(victim.request_id)
 

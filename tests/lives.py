@@ -1,0 +1,166 @@
+"""Random lives of tiny engines: requests come, go and fail, time passes, steps are taken. `choose` draws everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from policies.journal import Write
+from policies.prompt import ContentPrompt, LengthPrompt, Prompt, TokenPrompt
+from policies.types import Request, StepPlan
+from tests.ledger import Ledger
+from tests.worlds import request, tiny_engine
+
+Choose = Callable[[Sequence[Any]], Any]  # one of them
+
+IDS = tuple("abcdefg")
+LENGTHS = range(1, 21)
+KINDS = (LengthPrompt, ContentPrompt, TokenPrompt)
+EVENTS = ("add",) * 6 + ("abort",) * 2 + ("schedule",) * 7 + ("update",) * 6 + ("fail", "reset", "reset_running")
+
+
+def chooser(*seed: object) -> Choose:
+    """The same choices for the same seed, whatever PYTHONHASHSEED is."""
+    return Random(repr(seed)).choice
+
+
+def draw_settings(choose: Choose, batching: str, allocation: str, preemption: str, **fixed: Any) -> dict[str, Any]:
+    """Settings of a tiny engine with these policies."""
+    max_num_seqs, block_size = choose(range(1, 6)), choose(range(1, 5))
+    shares_blocks = allocation != "contiguous_max_len"
+    settings = {
+        "num_blocks": choose(range(3, 25)),
+        "block_size": block_size,
+        "max_num_batched_tokens": choose(range(max(4, max_num_seqs), 33)),
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": choose(range(4, 33)),
+        "scheduling": choose(("fcfs", "priority")),
+        "batching": batching + {
+            "static": f",group_size={choose(range(4))},max_wait={choose((0, 1, 2))}",
+            "stall_free": f",chunk_size={choose((1, 3, 8))}",
+        }.get(batching, ""),
+        "allocation": allocation,
+        "preemption": preemption,
+        "isolation": choose(("global", "tenant", "no_reuse")),
+        "enable_prefix_caching": shares_blocks and choose((True, True, True, False)),
+        "enable_chunked_prefill": choose((True, True, False)),
+        "long_prefill_token_threshold": choose((0, 0, 3)),
+        "async_depth": choose((1, 2)),
+        "cache_at": choose(("schedule", "step_end")),
+        "hol_skip": choose((0, 2)),
+        "unhashed_first": choose((True, False)),
+        **fixed,
+    }  # fmt: skip
+    if settings["max_num_batched_tokens"] < settings["max_model_len"]:
+        settings["enable_chunked_prefill"] = True
+    if not shares_blocks:
+        settings["max_model_len"] = min(settings["max_model_len"], settings["num_blocks"] * block_size)  # gap: region
+        settings["unhashed_first"] = True  # gap: leftover
+    if preemption == "lowest_priority" and settings["enable_prefix_caching"]:
+        settings["cache_at"] = "step_end"  # gap: unwound
+    if (batching, allocation) == ("prefill_first", "paged"):
+        settings["max_num_batched_tokens"] = 32  # gap: prefill-livelock
+    return settings
+
+
+class Life:
+    """One engine and its ledger. Times are multiples of 1/4 s."""
+
+    def __init__(self, choose: Choose, settings: dict[str, Any], journal: Write | None = None) -> None:
+        self.choose = choose
+        self.ledger = Ledger(tiny_engine(journal, **settings))
+        self.now = 0.0
+        self.repeats = False  # whether equal steps are taken at once
+        size = settings["block_size"]
+        self._content_size = choose([each for each in (1, 2, 4, 8) if each % size == 0 or size % each == 0])
+
+    def run(self, num_events: int) -> None:
+        for _ in range(num_events):
+            self.pass_time()
+            getattr(self, self.choose(EVENTS))()
+
+    def end(self) -> None:
+        self.now = self.ledger.drive_to_end(self.now)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def pass_time(self) -> None:
+        self.now += self.choose((0.0, 0.0, 0.25, 1.5))
+
+    def add(self) -> None:
+        free = [request_id for request_id in IDS if request_id not in self.ledger.live]
+        if free:
+            self.ledger.add(self.draw_request(self.choose(free)), self.now)
+
+    def abort(self) -> None:
+        request_id = self.choose((*IDS, "nobody"))
+        if any(flight.plan.repeat > 1 for flight in self.ledger.flights):  # gap: abort-in-jump
+            return
+        if not self._leaves_only_stopped(request_id):
+            self.ledger.abort(request_id, self.now)
+
+    def schedule(self) -> StepPlan | None:
+        if len(self.ledger.flights) == self.ledger.config.async_depth:
+            return None
+        return self.ledger.schedule(self.now, self._draw_repeats if self.repeats else None)
+
+    def update(self) -> None:
+        if self.ledger.flights:
+            self.ledger.update(self.now, stop=self.choose(((), (), (), *IDS)))
+
+    def fail(self) -> None:
+        ledger = self.ledger
+        if not ledger.flights or ledger.batcher.returns_together:  # gap: static-deadlock
+            return
+        if all(ledger.live.get(m.chunk.request_id) is m.bearer for flight in ledger.flights for m in flight.members):
+            ledger.fail(self.now)  # gap: abort-then-fail
+
+    def reset(self) -> None:
+        self.ledger.reset(self.now, reset_running=False)
+
+    def reset_running(self) -> None:
+        if any(bearer.stopped for bearer in self.ledger.live.values()):  # gap: static-stopped
+            return
+        if any(flight.plan.repeat > 1 for flight in self.ledger.flights):  # gap: reset-in-jump
+            return
+        self.ledger.reset(self.now, reset_running=True)
+
+    # -- draws ----------------------------------------------------------------------------------------------------
+
+    def draw_request(self, request_id: str) -> Request:
+        return request(
+            request_id,
+            self._draw_prompt(),
+            max_tokens=self.choose(range(1, 10)),
+            arrival_time=self.now - self.choose((0.0, 0.5)),
+            tenant=self.choose("xy"),
+            priority=self.choose(range(3)),
+        )
+
+    def _draw_repeats(self, plan: StepPlan, limit: int) -> int:
+        bearers = [self.ledger.live[request_id] for request_id in plan.request_ids]
+        if any(isinstance(bearer.request.prompt, TokenPrompt) for bearer in bearers):
+            return 1  # gap: token-repeats
+        return int(self.choose(range(1, limit + 1)))
+
+    def _draw_prompt(self) -> Prompt:
+        """Prompts of content or tokens begin alike, but for some of their first; a later turn may tell the answer."""
+        kind, num_tokens, first = self.choose(KINDS), self.choose(LENGTHS), self.choose((7, 7, 8))
+        if kind is LengthPrompt:
+            return LengthPrompt(num_tokens)
+        if kind is TokenPrompt:
+            return TokenPrompt((first, *(position % 2 for position in range(1, num_tokens))))
+        prompt = self._content(num_tokens, first)
+        later = self._content(num_tokens + self.choose(range(1, 9)), first)
+        return prompt.followed_by(later) if self.choose((True, False)) else prompt
+
+    def _content(self, num_tokens: int, first: int) -> ContentPrompt:
+        num_ids = -(-num_tokens // self._content_size)
+        return ContentPrompt(num_tokens, (first,) + (0,) * (num_ids - 1), self._content_size)
+
+    def _leaves_only_stopped(self, request_id: str) -> bool:
+        """gap: static-deadlock"""
+        ledger = self.ledger
+        left = [bearer for name, bearer in ledger.live.items() if bearer.running and name != request_id]
+        return bool(left) and not ledger.flights and all(bearer.stopped for bearer in left)

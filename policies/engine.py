@@ -399,7 +399,7 @@ class EngineCore:
 
     def _may_repeat(self, step: Step) -> bool:
         """Whether the next step would be decided like this one, if all in it just decode."""
-        is_closed = not step.preempted and not self._held
+        is_closed = not step.preempted and not step.is_singular and not self._held
         if self._answers_may_be_found and len(self.scheduling):
             return False  # the next step might find a block that this one fills
         return self._policies_repeat and is_closed and len(step.entries) == len(self.running) - self.num_stopped

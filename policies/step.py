@@ -34,6 +34,7 @@ class Step:
         "admitted",
         "config",
         "entries",
+        "is_singular",
         "now",
         "num_decodes",
         "num_padding_tokens",
@@ -52,6 +53,7 @@ class Step:
         self.preempted: list[str] = []
         self.num_decodes = 0  # entries that only go on by a token, as far as nobody was preempted
         self.num_padding_tokens = 0
+        self.is_singular = False
         self._engine = engine
         self._kv = engine.kv
         self._cursor = 0
@@ -120,6 +122,10 @@ class Step:
     def pad(self, num_tokens: int) -> None:
         """Count tokens that are computed only to fill a rectangle."""
         self.num_padding_tokens += num_tokens
+
+    def do_not_repeat(self) -> None:
+        """The next step would be composed otherwise, though nobody arrives, ends or runs short."""
+        self.is_singular = True
 
     # -- what may be done ---------------------------------------------------------------------------------------
 

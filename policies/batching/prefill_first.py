@@ -13,11 +13,20 @@ class PrefillFirst:
     repeats = True
     returns_together = False
 
+    def __init__(self) -> None:
+        self._owes_decode = False
+
     def compose(self, step: Step) -> None:
-        if step.grant_running(step.token_budget, decoding=False):
+        """After a preemption the decodes go first: they free the memory that the next prompt would only fight over."""
+        owed, self._owes_decode = self._owes_decode, False
+        if owed:
+            step.grant_running(limit=1, decoding=True)
+            step.do_not_repeat()
+        if not step.entries and not step.preempted and step.grant_running(step.token_budget, decoding=False):
             self._admit_prompts(step)
         if not step.entries and not step.preempted:
             step.grant_running(limit=1)
+        self._owes_decode = bool(step.preempted)
 
     def _admit_prompts(self, step: Step) -> None:
         for state in step.candidates():

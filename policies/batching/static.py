@@ -69,5 +69,6 @@ class StaticBatches:
             self._is_padded = True
             lengths = [state.num_prompt_tokens for state in step.running]
             step.pad(len(lengths) * max(lengths, default=0) - sum(lengths))
+            step.do_not_repeat()
         step.pad(sum(state.stop_reason is not None for state in step.running))
         step.grant_running(limit=1)

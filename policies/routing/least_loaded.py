@@ -1,4 +1,4 @@
-"""Whoever has the least to do, as far as the router knows: fewest requests, or fewest prompt tokens; ties to the first."""
+"""Who has the least to do, as far as the router knows: fewest requests, or fewest prompt tokens; ties to the first."""
 
 from __future__ import annotations
 

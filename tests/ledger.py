@@ -87,6 +87,7 @@ class Ledger:
     now: float = 0.0
     num_added: int = 0
     next_step: int = 0
+    has_preempted: bool = False  # the last step did
     stats: list[int] = field(default_factory=lambda: [0, 0, 0])
 
     def __post_init__(self) -> None:
@@ -411,11 +412,13 @@ class Ledger:
     # -- T26 ------------------------------------------------------------------------------------------------------
 
     def _check_nobody_waits_in_vain(self, plan: StepPlan | None, could_enter: str | None) -> None:
-        """Exceptions: a step that preempted lets nobody in, a static group is closed, the head of the line blocks it.
+        """Exceptions: a step that preempted lets nobody in, nor does prefill_first's next decode; a static group is
+        closed; the head of the line blocks it.
 
         `could_enter` names somebody for whom there was room before the step.
         """
         engine, config = self.engine, self.config
+        owes_decode, self.has_preempted = self.has_preempted, plan is not None and bool(plan.preempted)
         if plan is None and not self.flights:
             assert not engine.running, "T26: nobody computes, but somebody runs"
         if plan is not None and plan.preempted:
@@ -424,7 +427,7 @@ class Ledger:
             is_forming = engine.next_wakeup(self.now) is not None
             assert plan is not None or self.flights or is_forming or not len(engine.scheduling), "T26: no group forms"
         elif plan is None or (self.batching == "prefill_first" and not self._has_prefill(plan)):
-            assert could_enter is None, f"T26: {could_enter} waits in vain"
+            assert could_enter is None or owes_decode, f"T26: {could_enter} waits in vain"
         elif not (config.hol_skip and plan.admitted):  # what one admits may be what another, passed over, could find
             budget = config.max_num_batched_tokens
             if self.batching == "stall_free":

@@ -57,10 +57,6 @@ def draw_settings(choose: Choose, batching: str, allocation: str, preemption: st
     if not shares_blocks:
         settings["max_model_len"] = min(settings["max_model_len"], settings["num_blocks"] * block_size)  # gap: region
         settings["unhashed_first"] = True  # gap: leftover
-    if preemption == "lowest_priority" and settings["enable_prefix_caching"]:
-        settings["cache_at"] = "step_end"  # gap: unwound
-    if (batching, allocation) == ("prefill_first", "paged"):
-        settings["max_num_batched_tokens"] = 32  # gap: prefill-livelock
     return settings
 
 

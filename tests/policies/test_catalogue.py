@@ -28,10 +28,12 @@ def test_every_preset_builds_and_runs(name: str) -> None:
     assert run_to_end(engine)["a"].num_output_tokens == 4
 
 
-def test_every_knob_has_a_default_of_a_kind_that_can_be_read_from_text() -> None:
-    for menu, name in ENTRIES:
-        for knob in parameters(MENU[menu][name]).values():
-            assert type(knob.default) in (bool, int, float, str), f"{menu} {name} {knob}"
+def test_every_entry_is_made_by_its_name_and_has_knobs_that_can_be_read_from_text() -> None:
+    for menu in MENU:
+        for name, factory in MENU[menu].items():
+            assert make(menu, name) is not make(menu, name), "a policy keeps books of its own"
+            for knob in parameters(factory).values():
+                assert type(knob.default) in (bool, int, float, str), f"{menu} {name} {knob}"
 
 
 def test_knobs_are_read_as_the_type_of_their_default() -> None:

@@ -120,8 +120,15 @@ def make(menu: str, spec: str) -> Any:
     """`name`, `name,knob=value,...` or `my_file.py:MyPolicy,knob=value,...`."""
     name, *knobs = spec.split(",")
     factory = find(menu, name)
-    values = dict(_knob(menu, name, each) for each in knobs)
-    known = parameters(factory)
+    known, values = parameters(factory), dict[str, str]()
+    for each in knobs:
+        knob, value = _knob(menu, name, each)
+        if knob in values:
+            raise ValueError(f"knob {knob!r} of {menu} policy {name!r} is given twice: say it once")
+        values[knob] = value
+    for knob, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and knob not in values:
+            raise ValueError(f"{menu} policy {name!r} needs its knob {knob!r}: write {name},{knob}=value")
     for knob in values:
         if knob not in known:
             raise ValueError(

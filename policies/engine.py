@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.config import EngineConfig
-from policies.fitting import check, misfit, token_limit
+from policies.fitting import check, misfit, token_limit, unpromised
 from policies.interfaces import (
     AdmissionPolicy,
     AllocationPolicy,
@@ -89,6 +89,8 @@ class EngineCore:
                 f"allocation {config.allocation!r} cannot share blocks between requests: "
                 f"switch prefix caching off (--no-prefix-caching)"
             )
+        if not policies.allocation.shares_blocks and not config.unhashed_first:
+            raise ValueError(f"allocation {config.allocation!r} reuses regions newest first: leave unhashed_first on")
         self.config = config
         self.scheduling = policies.scheduling
         self.preemption = policies.preemption
@@ -111,6 +113,7 @@ class EngineCore:
         self._in_flight: deque[Flight] = deque()
         self._records: list[RequestRecord] = []
         self._next_sequence = 0
+        self._needs_tokens = False  # somebody's keys depend on tokens that only an output tells
         self._answers_may_be_found = False  # somebody's output has keys that others' prompts can have
         self._now = -math.inf
         self._wakeups = [policy.next_wakeup for policy in policies.all() if hasattr(policy, "next_wakeup")]
@@ -145,9 +148,13 @@ class EngineCore:
         if isinstance(verdict, Reject):
             return self._refuse(request, verdict, now)
         state = self._new_state(request, now)
+        required = self._policies.allocation.promise(state, 0, 1, self.view).num_blocks_required
+        if required > self.config.num_blocks and self.config.refuse_unfittable:
+            return self._refuse(request, Reject(unpromised(request, required, self.config)), now)
         self._states[request.request_id] = state
         if len(state.chain.keys) > request.prompt.num_tokens // self.config.block_size:
             self._answers_may_be_found = True
+        self._needs_tokens |= state.chain.counts_from is None
         if isinstance(verdict, Hold):
             state.status = Status.HELD
             self._held.append(state)
@@ -164,9 +171,9 @@ class EngineCore:
         state = self._states.get(request_id)
         if state is None:
             return False
-        if self._in_flight and state.span_end == self._in_flight[0].plan.step_id:
-            state.num_output_tokens += self._in_flight[0].plan.repeat - 1
+        self._count_done_repeats(state)
         self._leave(state, FinishReason.ABORT, now)
+        self._hand_over(now)
         return True
 
     def schedule(self, now: float, repeats: Callable[[StepPlan, int], int] | None = None) -> StepPlan | None:
@@ -201,11 +208,12 @@ class EngineCore:
                     state.num_output_tokens = num_output
                     state.num_tokens += repeat
                     state.span_end = step_id + repeat
+                    if plan.time > state.last_step_time:
+                        state.stall_time += plan.time - state.last_step_time
                     state.last_step_time = now
                     continue
             self._apply(state, index, flight, output, now)
-        if self.num_stopped and self.num_stopped == len(self.running):
-            self._hand_over(now)
+        self._hand_over(now)
 
     def fail(self, plan: StepPlan, now: float) -> list[str]:
         """A step threw: its requests fail, and so does whoever found blocks it was to write. Returns their ids.
@@ -215,10 +223,13 @@ class EngineCore:
         """
         self._advance_clock(now)
         flight = self._take_flight(plan)
-        failed, bad = poisoned(flight, self._in_flight, self.running, self.config.block_size)
+        failed, bad = poisoned(flight, self._in_flight, self.running, self.kv.blocks)
         self.kv.drop_keys(bad)
+        for state in flight.states:
+            self._take_part(state, plan, now)
         for state in failed:
             self._leave(state, FinishReason.ERROR, now, "its step failed")
+        self._hand_over(now)
         return [state.request_id for state in failed]
 
     def next_wakeup(self, now: float) -> float | None:
@@ -231,6 +242,7 @@ class EngineCore:
         self._advance_clock(now)
         if reset_running:
             for state in reversed(self.running[:]):  # the first to run ends up first in the queue
+                self._count_done_repeats(state)
                 self.preempt(state, now)
                 state.discard_before_step = self.next_step_id
         return self.kv.reset()
@@ -351,17 +363,21 @@ class EngineCore:
             self.prefix_stats = self.prefix_stats.plus(state.num_tokens, num_hit)
 
     def preempt(self, state: RequestState, now: float) -> None:
-        """Take all its blocks; it waits again. Blocks with keys stay in the cache until evicted."""
+        """Take all its blocks; it waits again. Blocks with keys stay in the cache until evicted.
+
+        One that is done and only waits for its group has nothing to come back for: its answer goes out.
+        """
         assert state.status is Status.RUNNING, f"request {state.request_id} is {state.status.value}, it cannot yield"
+        if state.stop_reason is not None:
+            return self._answer_whole(state, now)
         self.running.remove(state)
-        self._forget_stop(state)
         state.span_end = -1
         self.kv.release(state)
         state.num_lost_tokens = max(state.num_lost_tokens, state.num_computed_tokens)
         state.num_computed_tokens = 0
         state.num_placeholders = 0
         state.num_preemptions += 1
-        state.stall_time += max(0.0, now - state.last_step_time)
+        self._stall(state, now)
         state.waiting_since = now
         state.status = Status.PREEMPTED
         self.num_preemptions += 1
@@ -394,12 +410,14 @@ class EngineCore:
                 grow(states, self.kv, repeat - 1, self.caches_at_schedule, plan.time)
                 object.__setattr__(plan, "repeat", repeat)  # nobody has seen the plan yet
         self.next_step_id += plan.repeat
-        self._in_flight.append(Flight(plan, states, [state.num_preemptions for state in states]))
+        self._in_flight.append(
+            Flight(plan, states, [state.num_preemptions for state in states], self.config.block_size)
+        )
         return plan
 
     def _may_repeat(self, step: Step) -> bool:
         """Whether the next step would be decided like this one, if all in it just decode."""
-        is_closed = not step.preempted and not step.is_singular and not self._held
+        is_closed = not step.preempted and not step.is_singular and not self._held and not self._needs_tokens
         if self._answers_may_be_found and len(self.scheduling):
             return False  # the next step might find a block that this one fills
         return self._policies_repeat and is_closed and len(step.entries) == len(self.running) - self.num_stopped
@@ -433,9 +451,7 @@ class EngineCore:
             if plan.samples[index] and plan.step_id >= state.discard_before_step:
                 self._finish(state, self._emit(state, plan, output, now), now)
             return
-        if plan.time > state.last_step_time:
-            state.stall_time += plan.time - state.last_step_time
-        state.last_step_time = now
+        self._take_part(state, plan, now)
         self._account(state, index, plan)
         if plan.samples[index]:
             reason = self._emit(state, plan, output, now)
@@ -493,26 +509,25 @@ class EngineCore:
         else:
             self._leave(state, reason, now)
 
-    def _forget_stop(self, state: RequestState) -> None:
-        if state.stop_reason is not None:
-            state.stop_reason = None
-            self.num_stopped -= 1
-
     def _hand_over(self, now: float) -> None:
-        """The whole group is done: its answers go out together."""
-        for state in self.running[:]:
-            assert state.stop_reason is not None
-            state.first_token_time = None
-            state.token_spans = []
-            self._first_token(state, now)
-            self._leave(state, state.stop_reason, now)
+        """If the whole group is done, its answers go out together."""
+        if self.num_stopped and self.num_stopped == len(self.running):
+            for state in self.running[:]:
+                self._answer_whole(state, now)
+
+    def _answer_whole(self, state: RequestState, now: float) -> None:
+        """An answer that was held back: all its tokens are seen now."""
+        assert state.stop_reason is not None
+        state.first_token_time = now
+        state.token_spans = []
+        self._leave(state, state.stop_reason, now)
 
     def _leave(self, state: RequestState, reason: FinishReason, now: float, detail: str = "") -> None:
         """End a request in whatever state it is; the one place where requests leave."""
         if state.status is Status.RUNNING:
             self.running.remove(state)
-            self._forget_stop(state)
-            state.stall_time += max(0.0, self._last_touch(now) - state.last_step_time)
+            self.num_stopped -= state.stop_reason is not None
+            self._stall(state, now)
         elif state.status is Status.HELD:
             if state in self._held:
                 self._held.remove(state)
@@ -525,6 +540,26 @@ class EngineCore:
         state.span_end = -1
         del self._states[state.request_id]
 
-    def _last_touch(self, now: float) -> float:
-        """Until when a running request that leaves now was idle: the start of the step in flight, or now."""
-        return self._in_flight[0].plan.time if self._in_flight else now
+    def _stall(self, state: RequestState, now: float) -> None:
+        """Count the time since its last step in which a running request that leaves, or yields, was not served."""
+        if now > state.last_step_time:
+            begins = [flight.plan.time for flight in self._in_flight if state in flight.states]
+            state.stall_time += max(0.0, min(begins, default=now) - state.last_step_time)
+
+    def _take_part(self, state: RequestState, plan: StepPlan, now: float) -> None:
+        """A step is over in which it was served, whatever came of it."""
+        if plan.time > state.last_step_time:
+            state.stall_time += plan.time - state.last_step_time
+        state.last_step_time = now
+
+    def _count_done_repeats(self, state: RequestState) -> None:
+        """Of a repeated step in flight all but the last repeat are over: count their tokens."""
+        plan = self._in_flight[0].plan if self._in_flight else None
+        if plan is None or plan.repeat == 1 or state not in self._in_flight[0].states:
+            return
+        if state.span_end != plan.step_id:
+            state.token_spans.append((plan.step_id, state.num_output_tokens))
+        state.num_output_tokens += plan.repeat - 1
+        state.num_tokens += plan.repeat - 1
+        if not self.caches_at_schedule:
+            self.kv.cache(state, state.num_computed_tokens - 1)

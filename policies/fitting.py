@@ -39,3 +39,11 @@ def misfit(request: Request, config: EngineConfig) -> str:
             f"({config.num_blocks} blocks of {config.block_size}): lower max_tokens or enlarge the cache"
         )
     return ""
+
+
+def unpromised(request: Request, num_blocks: int, config: EngineConfig) -> str:
+    """Why an allocation policy that asks for more than there is will never let a request in."""
+    return (
+        f"request {request.request_id} would be promised {num_blocks} blocks by {config.allocation!r}, but the cache "
+        f"has {config.num_blocks}: lower max_model_len ({config.max_model_len}) or enlarge the cache"
+    )

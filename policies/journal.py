@@ -45,8 +45,9 @@ class RecordingEngine(EngineCore):
         return outcome
 
     def abort(self, request_id: str, now: float) -> bool:
+        num_left = len(self._records)
         known = super().abort(request_id, now)
-        self._tell({"abort": request_id, "now": now, "known": known})
+        self._tell({"abort": request_id, "now": now, "known": known} | self._left_since(num_left))
         return known
 
     def schedule(self, now: float, repeats: Callable[[StepPlan, int], int] | None = None) -> StepPlan | None:
@@ -69,8 +70,9 @@ class RecordingEngine(EngineCore):
         self._tell(line | self._left_since(num_left))
 
     def fail(self, plan: StepPlan, now: float) -> list[str]:
+        num_left = len(self._records)
         failed = super().fail(plan, now)
-        self._tell({"fail": plan.step_id, "now": now, "failed": failed})
+        self._tell({"fail": plan.step_id, "now": now, "failed": failed} | self._left_since(num_left))
         return failed
 
     def reset_prefix_cache(self, now: float, reset_running: bool = False) -> bool:
@@ -219,8 +221,9 @@ def _config_of(line: Line) -> EngineConfig:
 def _feed(engine: EngineCore, line: Line, plans: dict[int, StepPlan], number: int) -> None:
     try:
         _feed_one(engine, line, plans)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"line {number} of the journal lacks or misuses {error}: is the file whole?") from None
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"line {number} of the journal cannot be replayed ({reason}): is the file whole?") from None
 
 
 def _feed_one(engine: EngineCore, line: Line, plans: dict[int, StepPlan]) -> None:

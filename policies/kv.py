@@ -62,7 +62,10 @@ class KVCache:
 
     @property
     def num_idle_cached(self) -> int:
-        return len(self._eviction)
+        """Free blocks that can still be found."""
+        if self._unhashed_first:
+            return len(self._eviction)
+        return sum(block.key is not None for block in self._eviction)
 
     def num_available(self, state: RequestState) -> int:
         """Free blocks this request may take: all but what is held back for others."""

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-from policies.types import Flight, RequestState, Status
+from policies.types import Block, Flight, RequestState, Status
 
 
 def poisoned(
-    flight: Flight, later: Sequence[Flight], running: Sequence[RequestState], block_size: int
-) -> tuple[list[RequestState], set[int]]:
-    """Requests of a failed step and of those who read its blocks, and the blocks, to the fixed point."""
-    failed = {state: None for state in flight.states if state.status is not Status.FINISHED}
-    bad = _written(flight, failed, block_size)
-    grown = True
-    while grown:
-        readers = [state for state in running if state not in failed and not bad.isdisjoint(state.block_ids)]
-        grown = bool(readers)
-        failed.update(dict.fromkeys(readers))
+    flight: Flight, later: Sequence[Flight], running: Sequence[RequestState], blocks: Sequence[Block]
+) -> tuple[list[RequestState], list[int]]:
+    """Requests of a failed step and of those who read its blocks, and the blocks, to the fixed point.
+
+    A block is bad while it carries the key under which a failed request was to fill it: since then it may have been
+    given to somebody else. Who left in the meantime fails no more, but what it wrote is as bad.
+    """
+    spoilt = dict.fromkeys(flight.states)
+    bad = _written(flight, spoilt, blocks)
+    while True:
+        readers = [state for state in running if state not in spoilt and _reads(state, state.block_ids, bad)]
+        for each in later:
+            readers += [
+                state
+                for state, table in zip(each.states, each.plan.tables, strict=True)
+                if state not in spoilt and _reads(state, table, bad)
+            ]
+        if not readers:
+            break
+        spoilt.update(dict.fromkeys(readers))
         for each in (flight, *later):
-            bad |= _written(each, failed, block_size)
-    return list(failed), bad
+            bad |= _written(each, spoilt, blocks)
+    return [state for state in spoilt if state.status is not Status.FINISHED], list(bad)
 
 
-def _written(flight: Flight, writers: Iterable[RequestState], block_size: int) -> set[int]:
-    """Blocks that a step writes for these requests."""
-    wanted, written = set(writers), set[int]()
+def _reads(state: RequestState, table: Sequence[int], bad: Mapping[int, int]) -> bool:
+    return any(bad.get(block_id) == key for block_id, key in zip(table, state.chain.keys, strict=False))
+
+
+def _written(flight: Flight, writers: Mapping[RequestState, None], blocks: Sequence[Block]) -> dict[int, int]:
+    """Block -> key, of the blocks that a step was to fill for these requests and that are still known by that key."""
+    written: dict[int, int] = {}
     for state, chunk in zip(flight.states, flight.plan.chunks, strict=True):
-        if state in wanted:
-            last = chunk.start + chunk.num_tokens + flight.plan.repeat - 2
-            written.update(chunk.block_ids[chunk.start // block_size : last // block_size + 1])
+        if state not in writers:
+            continue
+        size = flight.block_size
+        last = chunk.start + chunk.num_tokens + flight.plan.repeat - 2
+        for depth in range(chunk.start // size, min(last // size + 1, len(state.chain.keys))):
+            block = blocks[chunk.block_ids[depth]]
+            if block.key is not None and block.key == state.chain.keys[depth]:
+                written[block.block_id] = block.key
     return written

@@ -193,7 +193,7 @@ class ContentPrompt:
         self, ids: tuple[int, ...], num_blocks: int, block_size: int, sealed: dict[int, bytes], secret: bytes
     ) -> list[int]:
         """One hash a content id; its blocks are counted from it."""
-        per_id, parent, keys = self.content_size // block_size, ROOT, list[int]()
+        per_id, parent, keys = self.content_size // block_size, self.content_size, list[int]()
         for position, content in enumerate(ids):
             first = position * per_id
             seal = b"".join(sealed.get(first + i, b"") for i in range(per_id)) if sealed else b""
@@ -205,7 +205,7 @@ class ContentPrompt:
         self, ids: tuple[int, ...], num_blocks: int, block_size: int, sealed: dict[int, bytes], secret: bytes
     ) -> Iterable[int]:
         """Several content ids a block."""
-        per_block, parent = block_size // self.content_size, ROOT
+        per_block, parent = block_size // self.content_size, self.content_size
         for index in range(num_blocks):
             content = b"".join(map(_integer, ids[index * per_block : (index + 1) * per_block]))
             parent = _base(secret, _integer(parent), content, sealed.get(index, b""))

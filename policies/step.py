@@ -80,6 +80,11 @@ class Step:
     def num_waiting(self) -> int:
         return len(self._engine.scheduling)
 
+    @property
+    def waiting(self) -> Iterator[RequestState]:
+        """All the waiting, best first, whether or not they could enter."""
+        return self._engine.scheduling.candidates(self._engine.view, self.now)
+
     def candidates(self) -> Iterator[RequestState]:
         """The waiting, best first, as long as one more may enter.
 
@@ -205,7 +210,8 @@ class Step:
             if self.config.drop_unwritten_keys:  # or somebody would find a block that holds nothing
                 self._kv.drop_keys(victim.block_ids[victim.num_computed_tokens // self._kv.block_size :])
         self._engine.preempt(victim, self.now)
-        self.preempted.append(victim.request_id)
+        if victim.status is Status.PREEMPTED:
+            self.preempted.append(victim.request_id)
 
     def admit(self, state: RequestState, num_tokens: int) -> bool:
         """Let a waiting request in and compute `num_tokens` of it; False, with nothing changed, if it does not fit."""

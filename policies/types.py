@@ -192,6 +192,7 @@ class Flight(NamedTuple):
     plan: StepPlan
     states: list[RequestState]
     lives: list[int]
+    block_size: int
 
 
 class Admit(NamedTuple):
@@ -226,8 +227,8 @@ class RequestRecord:
     """A request that has left, whichever way. Times are seconds on the shell's clock; None where never reached.
 
     Exactly: finish - arrival = queue + prefill + decode + stall + requeue. `stall_time` counts running without being
-    granted tokens, `requeue_time` waiting after a preemption. `token_spans` lists [first step, number of steps] in
-    which it gave one token a step; step end times are kept by the shell.
+    granted tokens, `requeue_time` waiting after a preemption. `token_spans` lists (first step, number of steps) in
+    which it gave one token a step; step end times are kept by the shell. It is empty where the answer came as a whole.
     """
 
     request_id: str

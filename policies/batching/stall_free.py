@@ -19,7 +19,8 @@ class StallFree:
         self.chunk_size = chunk_size
 
     def compose(self, step: Step) -> None:
-        unused = max(0, step.token_budget - self.chunk_size)  # of the engine's budget
+        chunked = step.config.enable_chunked_prefill
+        unused = max(0, step.token_budget - self.chunk_size) if chunked else 0  # of the engine's budget
         if not step.grant_running(limit=1, decoding=True) or step.token_budget <= unused:
             return
         for state in step.running:
@@ -27,6 +28,7 @@ class StallFree:
             if num > 0 and not state.is_decoding and step.grant(state, num) is not Grant.GRANTED:
                 return
         for state in step.candidates():
-            if step.token_budget <= unused:
+            num, room = step.uncached(state), step.token_budget - unused
+            if room <= 0 or (num > room and not chunked):
                 return
-            step.admit(state, min(step.uncached(state), step.token_budget - unused))
+            step.admit(state, min(num, room))

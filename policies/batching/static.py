@@ -23,12 +23,10 @@ class StaticBatches:
         self.max_wait = max_wait
         self._places = 0  # members still to be admitted
         self._is_padded = True  # the group's prompts have been filled up to the longest
-        self._waiting_since: float | None = None  # when somebody was first seen waiting for a group
+        self._starts_at: float | None = None  # a group that is waited for
 
     def next_wakeup(self, now: float) -> float | None:
-        if self._waiting_since is None:
-            return None
-        return max(now, self._waiting_since + self.max_wait)
+        return None if self._starts_at is None else max(now, self._starts_at)
 
     def compose(self, step: Step) -> None:
         """Prompts in as many steps as the budget asks for, then all members in lockstep."""
@@ -44,14 +42,13 @@ class StaticBatches:
     def _form(self, step: Step) -> int:
         """How many members the next group has; 0 while it is waited for."""
         size = min(self.group_size or step.config.max_num_seqs, step.config.max_num_seqs)
-        if not step.num_waiting:
-            self._waiting_since = None
+        self._starts_at = min((state.waiting_since for state in step.waiting), default=None)
+        if self._starts_at is None:
             return 0
-        if self._waiting_since is None:
-            self._waiting_since = step.now
-        if step.num_waiting < size and step.now < self._waiting_since + self.max_wait:
+        self._starts_at += self.max_wait
+        if step.num_waiting < size and step.now < self._starts_at:
             return 0
-        self._waiting_since = None
+        self._starts_at = None
         return min(size, step.num_waiting)
 
     def _admit(self, step: Step) -> None:

@@ -1,12 +1,13 @@
 """Clocks of traces: whether the times can be in the unit their format says, and whether they tick coarsely.
 
-No file declares its unit. Mooncake's milliseconds read as seconds make an hour last 41 days; the other way round, a
+Few files declare their unit. Mooncake's milliseconds read as seconds make an hour last 41 days; the other way round, a
 server sees a thousand times the load and every result is about its queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,31 +22,66 @@ FEW = 100  # rows below which a trace may be one burst, or a pause
 _DAY = 86_400.0
 
 
-def check_span(times: Sequence[float], unit: str) -> None:
-    if times[-1] > MAX_DAYS * _DAY:
+class Unit(NamedTuple):
+    name: str
+    per_second: int
+
+
+UNITS = {
+    "s": Unit("seconds", 1),
+    "ms": Unit("milliseconds", 10**3),
+    "us": Unit("microseconds", 10**6),
+    "ns": Unit("nanoseconds", 10**9),
+}
+WALL_CLOCK = Unit("wall-clock time", 1)
+
+
+def check_span(times: Sequence[float], unit: Unit) -> None:
+    if max(times) > MAX_DAYS * _DAY:
         raise ValueError(
-            f"the last request arrives after {times[-1] / _DAY:,.0f} days, read as {unit}, and no trace is longer than "
-            f"{MAX_DAYS}: check the unit, and count the times from the start of the trace"
+            f"the last request arrives after {max(times) / _DAY:,.0f} days, read as {unit.name}, and no trace is "
+            f"longer than {MAX_DAYS}: check the unit, and count the times from the start of the trace"
         )
 
 
-def check_rate(times: Sequence[float], unit: str) -> None:
+def check_rate(times: Sequence[float], unit: Unit) -> None:
     """Refuses a mean rate that says the times are in another unit."""
-    gaps, span = len(times) - 1, times[-1] - times[0]
+    gaps, span = len(times) - 1, max(times) - min(times)
+    if doubt := doubtful(gaps, span):
+        units = likely_units(gaps, span, unit)
+        otherwise = f", or timestamp_unit: {' or '.join(units)}" if units else ""
+        raise ValueError(
+            f"the trace runs at {doubt.seen} when its times are read as {unit.name}, {doubt.rule} to be true: convert "
+            f"the times to {unit.name}, or give the rate you mean{otherwise}"
+        )
+
+
+class Doubt(NamedTuple):
+    seen: str
+    rule: str
+
+
+def doubtful(gaps: int, span: float) -> Doubt | None:
+    """What is wrong with so many gaps in so many seconds, if anything."""
     if span == 0:
-        return  # all at once: a batch, in any unit
-    rate, many = gaps / span, len(times) >= FEW
-    if rate > (FASTEST if many else FASTEST_BURST):
-        raise _unlikely(f"{rate:,.0f} requests a second", f"more than {FASTEST if many else FASTEST_BURST:,}", unit)
+        return None  # all at once: a batch, in any unit
+    rate, many = gaps / span, gaps + 1 >= FEW
+    fastest = FASTEST if many else FASTEST_BURST
+    if rate > fastest:
+        return Doubt(f"{rate:,.0f} requests a second", f"more than {fastest:,}")
     if many and rate < SLOWEST and span > SLOWEST_DAYS * _DAY:
-        raise _unlikely(f"one request every {1 / rate:,.0f} s for {span / _DAY:,.1f} days", "too little load", unit)
+        return Doubt(f"one request every {1 / rate:,.0f} s for {span / _DAY:,.1f} days", "too little load")
+    return None
 
 
-def _unlikely(seen: str, rule: str, unit: str) -> ValueError:
-    return ValueError(
-        f"the trace runs at {seen} when its times are read as {unit}, {rule} to be true: convert the times to {unit}, "
-        "or give the rate you mean"
-    )
+def likely_units(gaps: int, span: float, unit: Unit | None) -> list[str]:
+    """Units in which times that span `span` seconds, read as `unit`, make a load that can be."""
+    found = []
+    for option, other in UNITS.items():
+        seconds = span * (unit.per_second if unit else 1) / other.per_second
+        if other != unit and seconds and not doubtful(gaps, seconds):
+            found.append(f"{option} ({gaps / seconds:,.3g} requests a second)")
+    return found
 
 
 def find_tick(times: NDArray[np.float64]) -> float | None:

@@ -1,17 +1,21 @@
-"""Fields: which text or JSON value counts as a time or as a number of tokens."""
+"""Fields: which text or JSON value counts as a time, a number of tokens, a name or a list of content ids."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sim.workload.clock import Unit
 from sim.workload.lines import shown
 
 MAX_TOKENS = 10**9  # a thousand times the longest context served today
 MAX_TIME = 1e18  # beyond it, a double no longer tells seconds apart
+MAX_NAME = 200  # characters
 
 CUT_OFF = "the file may be cut off; remove the line or fetch the file again"
+
+_MAX_ID = 2**64  # as wide as any hash these files hold
 
 
 def header_fields(text: str) -> list[str]:
@@ -45,6 +49,11 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def require(fields: Mapping[str, object], columns: Sequence[str]) -> None:
+    if missing := [column for column in columns if column not in fields]:
+        raise ValueError(f"{shown(fields)} has no {', '.join(missing)}: every row needs {', '.join(columns)}")
+
+
 def token_count(name: str, value: object) -> int:
     """A whole number; 0 is let through, as traces note failures by it."""
     if isinstance(value, str):
@@ -70,8 +79,34 @@ def time_value(name: str, value: object) -> float:
     raise ValueError(f"{name} {shown(value)} must be a finite number, 0 or more: correct or remove the row")
 
 
+def seconds(name: str, value: object, unit: Unit) -> float:
+    return time_value(name, value) / unit.per_second
+
+
 def _number(text: str) -> float | None:
     try:
         return None if "_" in text else float(text)
     except ValueError:
         return None
+
+
+def name_text(name: str, value: object) -> str:
+    """What names a session, a client or a class; numbers are names too."""
+    text = str(value) if type(value) is int else value
+    if isinstance(text, str) and len(text) <= MAX_NAME and text.isprintable():
+        return text
+    raise ValueError(f"{name} {shown(value)} must be text of at most {MAX_NAME} characters: correct or remove the row")
+
+
+def list_of(name: str, value: object, kind: type) -> list[Any]:
+    if isinstance(value, list) and all(isinstance(each, kind) for each in value):
+        return value
+    raise ValueError(f"{name} {shown(value)} must be a list of JSON values of one kind: correct or remove the row")
+
+
+def content_list(name: str, value: Any) -> list[int]:
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise ValueError(f"{name} {shown(value)} must be a list of whole numbers: correct or remove the row")
+    if value and not -_MAX_ID < min(value) <= max(value) < _MAX_ID:
+        raise ValueError(f"{name} {shown(value)} must have at most 64 bits each: number the contents from 0")
+    return value

@@ -1,14 +1,23 @@
-"""Built-in workloads: Poisson arrivals of requests drawn from a recipe, or of lengths given."""
+"""Built-in workloads: requests drawn from a recipe, or of lengths given, and when they come."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from typing import ClassVar
 
 from policies.prompt import LengthPrompt
+from sim.workload.arrivals import parse_arrivals
+from sim.workload.generators.azure import AzureCode, AzureConversation
+from sim.workload.generators.claude_code import ClaudeCode
+from sim.workload.generators.conversation import Conversation
+from sim.workload.generators.mooncake import MooncakeConversation
+from sim.workload.generators.multi_tenant import MultiTenant
+from sim.workload.generators.prefixes import document_template, system_instruction, tool_schema
+from sim.workload.loops import assemble
 from sim.workload.recipe import Draw, Recipe
 from sim.workload.shared_prefix import SharedPrefix
+from sim.workload.spec import hint
 from sim.workload.streams import lognormal_lengths, poisson_arrivals, stream
 from sim.workload.workload import Workload, output_limit, work_items
 
@@ -20,6 +29,7 @@ MAX_NUM_REQUESTS = 10**7  # about 10 GB of requests
 class Chat:
     """Short questions, shorter answers, nothing shared. Lengths are lognormal, in tokens."""
 
+    default_arrivals: ClassVar[str] = "poisson"
     default_rate: float = 4.0
     prompt_median: int = 512
     prompt_sigma: float = 0.9
@@ -42,6 +52,7 @@ class Chat:
 class Fixed:
     """All the same: what is left to vary is the server."""
 
+    default_arrivals: ClassVar[str] = "poisson"
     default_rate: float = 4.0
     num_prompt_tokens: int = 512
     num_output_tokens: int = 128
@@ -50,14 +61,25 @@ class Fixed:
         return Draw([LengthPrompt(self.num_prompt_tokens)] * num_requests, [self.num_output_tokens] * num_requests)
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"chat": Chat, "fixed": Fixed, "shared-prefix": SharedPrefix}
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "azure-code": AzureCode,
+    "azure-conv": AzureConversation,
+    "chat": Chat,
+    "claude-code": ClaudeCode,
+    "conversation": Conversation,
+    "document-template": document_template,
+    "fixed": Fixed,
+    "mooncake-conversation": MooncakeConversation,
+    "multi-tenant": MultiTenant,
+    "shared-prefix": SharedPrefix,
+    "system-instruction": system_instruction,
+    "tool-schema": tool_schema,
+}
 
 
 def recipe_named(name: str) -> Recipe:
     if name not in RECIPES:
-        close = get_close_matches(name, RECIPES, n=1)
-        hint = f". Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown workload {name!r}; known: {', '.join(sorted(RECIPES))}{hint}")
+        raise ValueError(f"unknown workload {name!r}; known: {', '.join(sorted(RECIPES))}{hint(name, RECIPES)}")
     return RECIPES[name]()
 
 
@@ -69,22 +91,24 @@ def generate(
     seed: int = 0,
     max_tokens: int | None = None,
     recipe: Recipe | None = None,
+    arrivals: str | None = None,
 ) -> Workload:
-    """A named workload, or a recipe of your own under a name; `rate` is that of its Poisson arrivals."""
+    """A named workload, or a recipe of your own under a name.
+
+    `arrivals` as `parse_arrivals` reads it, the recipe's own unless given; `rate` is theirs: of requests, or of
+    sessions where requests wait for each other.
+    """
     recipe = recipe_named(name) if recipe is None else recipe
     num_requests = DEFAULT_NUM_REQUESTS if num_requests is None else num_requests
     if not 1 <= num_requests <= MAX_NUM_REQUESTS:
         raise ValueError(f"num_requests ({num_requests}) must be from 1 to {MAX_NUM_REQUESTS}")
-    rate = recipe.default_rate if rate is None else rate
-    arrivals = poisson_arrivals(rate, num_requests, seed)
+    process = parse_arrivals(arrivals or recipe.default_arrivals, rate, recipe.default_rate)
     draw = recipe.draw(num_requests, seed)
     limit, finding = output_limit(draw.outputs, max_tokens)
-    return Workload(
-        name=name,
-        items=work_items(arrivals, draw.prompts, draw.outputs, limit, draw.contexts),
-        findings=(f"arrivals are Poisson at {rate:g} requests a second", finding),
-        source=f"{recipe!r}, num_requests={num_requests}, rate={rate!r}, seed={seed}",
-    )
+    told = "" if arrivals is None else f", arrivals={arrivals!r}"
+    rate = getattr(process, "rate", None)
+    source = f"{recipe!r}, num_requests={num_requests}, rate={rate!r}, seed={seed}{told}"
+    return assemble(name, draw, process, limit, seed, (finding,), source)
 
 
 def from_lengths(

@@ -8,21 +8,24 @@ Columns may stand in any order, among others.
 
 from __future__ import annotations
 
-from sim.workload.fields import column_picker, time_value, token_count
-from sim.workload.rows import Parse, TraceFormat, TraceRow
+from sim.workload.clock import UNITS
+from sim.workload.fields import column_picker, seconds, token_count
+from sim.workload.rows import Parse, Reading, Shape, TraceFormat, TraceRow
 
 COLUMNS = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
 
 
-def parser(header: str) -> Parse:
+def parser(header: str, reading: Reading) -> Parse:
     pick = column_picker(header, COLUMNS)
 
-    def parse(text: str) -> TraceRow:
+    def parse(text: str) -> list[TraceRow]:
         arrived_at, prompt, output = pick(text)
-        return TraceRow(
-            time_value("arrived_at", arrived_at),
-            token_count("num_prefill_tokens", prompt),
-            token_count("num_decode_tokens", output),
+        return reading.answered(
+            TraceRow(
+                seconds("arrived_at", arrived_at, reading.unit),
+                token_count("num_prefill_tokens", prompt),
+                token_count("num_decode_tokens", output),
+            )
         )
 
     return parse
@@ -31,8 +34,8 @@ def parser(header: str) -> Parse:
 VIDUR = TraceFormat(
     name="vidur",
     columns=COLUMNS,
-    is_json=False,
-    time_unit="seconds",
+    shape=Shape.CSV,
+    unit=UNITS["s"],
     parser=parser,
-    assumptions=("arrived_at is in seconds", "prompts share nothing"),
+    assumptions=("prompts share nothing",),
 )

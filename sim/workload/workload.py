@@ -13,10 +13,14 @@ from policies.types import Context, Request, RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """A request and its true output length, which only the executor may see."""
+    """A request and its true output length, which only the executor may see.
+
+    `patience`: seconds after arrival until its client cancels, if it is not answered by then; None waits for ever.
+    """
 
     request: Request
     num_output_tokens: int
+    patience: float | None = None
 
 
 @dataclass(frozen=True)

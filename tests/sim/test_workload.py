@@ -243,10 +243,12 @@ def test_a_trace_of_failures_only_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_header_is_answered_with_the_known_formats(tmp_path: Path) -> None:
     message = refusal(write(tmp_path, "when,in,out", "0,1,2"))
     assert message == (
-        ": line 1: 'when, in, out' is no known trace format; known: azure (TIMESTAMP, ContextTokens, GeneratedTokens); "
-        "mooncake (timestamp, input_length, output_length, hash_ids); "
-        "vidur (arrived_at, num_prefill_tokens, num_decode_tokens). Convert or rename columns"
+        ": line 1: 'when, in, out' is no known trace format; known: azure, burstgpt, vidur, bailian, aiperf-sessions, "
+        "mooncake, timed, weka, llmservingsim, llmservingsim-run, servegen, vllm-bench, aiperf-result, guidellm. "
+        "Convert or rename columns"
     )
+    message = refusal(write(tmp_path, "TIMESTAMP,ContextTokens,Generated", "0,1,2"))
+    assert "; azure would need GeneratedTokens. Convert or rename columns" in message
     assert "is no known trace format" in refusal(write(tmp_path, '{"timestamp": 0, "input_length": 5}'))
 
 
@@ -319,7 +321,7 @@ def test_rows_out_of_order_are_refused(tmp_path: Path, lines: tuple[str, ...], s
 def test_content_ids_must_cover_the_prompt(tmp_path: Path) -> None:
     assert refusal(write(tmp_path, mooncake(0), mooncake(0, 1025, 1, [1, 2]))) == (
         ": line 2: 2 hash_ids for an input_length of 1025 must be 3, one for each 512 tokens begun: "
-        "check the block size of the trace"
+        "check the block size of the trace; content_size 1024 would fit this row"
     )
 
 
@@ -338,7 +340,8 @@ def test_seconds_in_a_mooncake_file_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, *(mooncake(0.25 * index) for index in range(100)))
     assert refusal(path) == (
         ": line 100: the trace runs at 4,000 requests a second when its times are read as milliseconds, more than "
-        "1,000 to be true: convert the times to milliseconds, or give the rate you mean"
+        "1,000 to be true: convert the times to milliseconds, or give the rate you mean, or timestamp_unit: s (4 "
+        "requests a second)"
     )
     assert read(path, rate=4.0).rate == pytest.approx(4.0)
     assert "6,667 requests a second" in refusal(write(tmp_path, mooncake(0), mooncake(0.15)))
@@ -448,7 +451,11 @@ def test_a_run_needs_exactly_one_workload(tmp_path: Path) -> None:
 def test_an_unknown_workload_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError) as caught:
         load(None, "caht")
-    assert str(caught.value) == "unknown workload 'caht'; known: chat, fixed, shared-prefix. Did you mean 'chat'?"
+    assert str(caught.value) == (
+        "unknown workload 'caht'; known: azure-code, azure-conv, chat, claude-code, conversation, document-template, "
+        "fixed, mooncake-conversation, multi-tenant, shared-prefix, system-instruction, tool-schema. "
+        "Did you mean 'chat'?"
+    )
 
 
 # Drawing

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from heapq import heappush
 from typing import Any, NamedTuple
 
 import simpy
-from simpy.core import SimTime
-from simpy.events import EventPriority
+from simpy.events import NORMAL, EventPriority
 
 from policies.engine import EngineCore
 from policies.types import Outcome, Request, RequestRecord, StepOutput, StepPlan
@@ -24,13 +24,21 @@ LATE = EventPriority(2)  # after SimPy's URGENT (0) and NORMAL (1)
 Process = Generator[simpy.Event, Any, None]
 
 
-class Late(simpy.Event):
-    """Happens after all else at its instant."""
+class Moment(simpy.Event):
+    """Happens at a time, to the last bit: not every time is the sum of now and some delay, when sums are rounded."""
 
-    def __init__(self, env: simpy.Environment, delay: SimTime = 0) -> None:
+    def __init__(self, env: simpy.Environment, time: float, priority: EventPriority = NORMAL) -> None:
+        assert time >= env.now, f"{time} is over, it is {env.now}"
         super().__init__(env)
         self._ok, self._value = True, None
-        env.schedule(self, priority=LATE, delay=delay)
+        heappush(env._queue, (time, priority, next(env._eid), self))
+
+
+class Late(Moment):
+    """Happens after all else at its instant; of several, the one of lowest rank goes first."""
+
+    def __init__(self, env: simpy.Environment, time: float, rank: int = 0) -> None:
+        super().__init__(env, time, EventPriority(LATE + rank))
 
 
 class Sample(NamedTuple):
@@ -48,7 +56,12 @@ class Sample(NamedTuple):
 
 
 class Replica:
-    """Drives an engine. `on_record` hears of all who leave; `jumps` takes equal steps at once, to the same bits."""
+    """Drives an engine. `on_record` hears of all who leave; `jumps` takes equal steps at once, to the same bits.
+
+    Among replicas under one clock, those of lower `rank` go first at an instant. `on_add` hears what became of each
+    request in the inbox, `on_step` of each plan that is done, and of the ends of its steps. `horizon` tells when the
+    next event comes that can matter to this replica; any event can, unless it is given.
+    """
 
     def __init__(
         self,
@@ -57,6 +70,11 @@ class Replica:
         executor: SimulatedExecutor,
         on_record: Callable[[RequestRecord], None],
         jumps: bool = True,
+        *,
+        rank: int = 0,
+        on_add: Callable[[Request, Outcome], object] | None = None,
+        on_step: Callable[[StepPlan, Sequence[float]], object] | None = None,
+        horizon: Callable[[], float] | None = None,
     ) -> None:
         self.env = env
         self.engine = engine
@@ -64,7 +82,11 @@ class Replica:
         self.step_ends = array("d")  # by step id
         self.samples: list[Sample] = []
         self.num_plans = 0
+        self._rank = rank
         self._on_record = on_record
+        self._on_add = on_add
+        self._on_step = on_step
+        self._horizon = horizon or env.peek
         self._repeats = self._jump if jumps and engine.config.async_depth == 1 else None
         self._arrivals: deque[Request] = deque()
         self._aborts: deque[tuple[float, str]] = deque()
@@ -103,10 +125,13 @@ class Replica:
                 yield from self._finish(*in_flight.popleft())
 
     def _finish(self, plan: StepPlan, output: StepOutput) -> Process:
-        yield Late(self.env, output.duration)
+        ends = self.executor.ends(plan) if plan.repeat > 1 else (self.env.now + output.duration,)
+        yield Late(self.env, ends[-1], self._rank)
         self._drain_aborts(before=self.env.now)
         self.engine.update(plan, output, self.env.now)
-        self.step_ends.extend(self.executor.ends(plan) if plan.repeat > 1 else (self.env.now,))
+        self.step_ends.extend(ends)
+        if self._on_step is not None:
+            self._on_step(plan, ends)
         self._collect()
 
     def _sleep(self) -> Process:
@@ -116,25 +141,35 @@ class Replica:
             yield self._wake
         else:
             yield self._wake | self.env.timeout(max(0.0, wakeup - self.env.now))
-        yield Late(self.env)  # who else arrives at this instant belongs to the same step
+        yield Late(self.env, self.env.now, self._rank)  # who else arrives at this instant belongs to the same step
 
     def _jump(self, plan: StepPlan, limit: int) -> int:
-        return self.executor.repeats(plan, limit, until=self.env.peek())
+        return self.executor.repeats(plan, limit, until=self._horizon())
 
     # -- inbox and outbox ---------------------------------------------------------------------------------------
 
     def _drain_inbox(self) -> None:
         self._drain_aborts(before=math.inf)
         while self._arrivals:
-            self.add(self._arrivals.popleft())
+            self._add(self._arrivals.popleft())
         self._collect()
 
-    def add(self, request: Request) -> Outcome:
-        return self.engine.add(request, self.env.now)
+    def _add(self, request: Request) -> None:
+        outcome = self.engine.add(request, self.env.now)
+        if self._on_add is not None:
+            self._on_add(request, outcome)
 
     def _drain_aborts(self, before: float) -> None:
         while self._aborts and self._aborts[0][0] < before:
-            self.engine.abort(self._aborts.popleft()[1], self.env.now)
+            self._abort(self._aborts.popleft()[1])
+
+    def _abort(self, request_id: str) -> None:
+        """Who is still in the inbox comes and goes at once: the engine tells of everybody."""
+        early = next((each for each in self._arrivals if each.request_id == request_id), None)
+        if early is not None:
+            self._arrivals.remove(early)
+            self._add(early)
+        self.engine.abort(request_id, self.env.now)
 
     def _collect(self) -> None:
         for record in self.engine.drain_records():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    pass
+    from sim.setup import Setup
 
 app = typer.Typer(
     help="What an LLM server will do, decided by the same policies that can run it.",
@@ -18,19 +18,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+workload_app = typer.Typer(help="Look at a workload, or convert it.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(workload_app, name="workload")
 
-Trace = Annotated[Path | None, typer.Option(help="Trace file: Azure CSV, Mooncake JSONL or Vidur CSV.")]
-WorkloadName = Annotated[str | None, typer.Option("--workload", help="Built-in workload: chat, fixed, shared-prefix.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file with a run's settings; options here go before it.")]
+From = Annotated[str | None, typer.Option("--from", help="'vllm serve MODEL --flag ...', or the path of its YAML.")]
+Trace = Annotated[str | None, typer.Option(help="Trace or measured result; its format is told by its content.")]
+WorkloadName = Annotated[str | None, typer.Option("--workload", help="Built-in workload: chat, azure-conv, ...")]
 NumRequests = Annotated[int | None, typer.Option(help="Only the first so many requests.")]
 Rate = Annotated[float | None, typer.Option(help="Requests a second; a trace's times are scaled to it.")]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
-Ticks = Annotated[str, typer.Option(help="Arrivals recorded on a coarse clock: spread or as-is.")]
+Seed = Annotated[int | None, typer.Option(help="Of everything that is drawn.")]
+Arrivals = Annotated[str | None, typer.Option(help="poisson; gamma,cv=3; onoff,on=10,off=30; closed,users=32,think=5")]
+Transforms = Annotated[list[str] | None, typer.Option("--transform", help="scale_rate=2; cancel=0.1,patience=5; ...")]
+Ticks = Annotated[str | None, typer.Option(help="Arrivals recorded on a coarse clock: spread or as-is.")]
+Unit = Annotated[str | None, typer.Option(help="Of a trace's times, where it does not say: s, ms, us, ns.")]
+ContentSize = Annotated[int | None, typer.Option(help="Tokens a content id, where the trace does not say.")]
 MaxTokens = Annotated[int | None, typer.Option(help="max_tokens of every request; default: the longest answer's.")]
-ModelName = Annotated[str, typer.Option("--model", help="llama-3-8b, llama-2-7b or qwen3-8b.")]
-GpuName = Annotated[str, typer.Option("--gpu", help="h100, h200 or a100.")]
-Memory = Annotated[float, typer.Option("--gpu-memory-utilization", help="Share of GPU memory the engine may use.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="llama-3-8b, qwen3-8b, ..., or a config.json.")]
+GpuName = Annotated[str | None, typer.Option("--gpu", help="h100, h200, a100, ...: servetwin profiles lists them.")]
+TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share the model.")]
+Dtype = Annotated[str | None, typer.Option(help="Of the weights: auto, bfloat16, fp8.")]
+KvDtype = Annotated[str | None, typer.Option(help="Of the KV cache: auto, fp8.")]
+CudaGraphs = Annotated[str | None, typer.Option(help="full, piecewise or eager.")]
+Memory = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="Share of GPU memory to use.")]
+NumReplicas = Annotated[int | None, typer.Option(help="Engines behind one router.")]
+Routing = Annotated[str | None, typer.Option(help="Which replica? round_robin, least_loaded.")]
+FrontEnd = Annotated[str | None, typer.Option(help="default, or off: latencies at the engine.")]
+Slo = Annotated[str | None, typer.Option(help="Objectives: ttft_p99<1s,tpot<50ms")]
+Convention = Annotated[str | None, typer.Option(help="What TPOT and ITL mean: vllm, guidellm, aiperf, distserve.")]
 Preset = Annotated[str | None, typer.Option(help="Settings of a real engine: vllm-v1, vllm-v1-priority.")]
-Admission = Annotated[str | None, typer.Option(help="May it come in?")]
+Admission = Annotated[str | None, typer.Option(help="May it come in? accept_all.")]
 Scheduling = Annotated[str | None, typer.Option(help="Who is next? fcfs, priority.")]
 Batching = Annotated[str | None, typer.Option(help="How many tokens each? chunked, stall_free, prefill_first, static.")]
 Allocation = Annotated[
@@ -50,21 +67,39 @@ ChunkedPrefill = Annotated[bool | None, typer.Option("--chunked-prefill/--no-chu
 AsyncDepth = Annotated[int | None, typer.Option(help="Steps in flight: 1, or 2 to schedule ahead.")]
 Journal = Annotated[Path | None, typer.Option(help="Write every input and decision here.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result here; - for standard output.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write a page with charts here.")]
+Records = Annotated[Path | None, typer.Option(help="Write one row a request: .csv, .jsonl or .parquet.")]
+Toml = Annotated[Path | None, typer.Option("--toml", help="Write these settings here; also beside --json.")]
 Band = Annotated[bool, typer.Option("--band/--no-band", help="Also run with all costs at the ends of their band.")]
 
 
 @app.command()
 def simulate(
+    config: Config = None,
+    from_: From = None,
     trace: Trace = None,
     workload: WorkloadName = None,
     num_requests: NumRequests = None,
     rate: Rate = None,
-    seed: Seed = 0,
-    ticks: Ticks = "spread",
+    seed: Seed = None,
+    arrivals: Arrivals = None,
+    transforms: Transforms = None,
+    ticks: Ticks = None,
+    timestamp_unit: Unit = None,
+    content_size: ContentSize = None,
     max_tokens: MaxTokens = None,
-    model: ModelName = "llama-3-8b",
-    gpu: GpuName = "h100",
-    gpu_memory_utilization: Memory = 0.9,
+    model: ModelName = None,
+    gpu: GpuName = None,
+    tensor_parallel: TensorParallel = None,
+    dtype: Dtype = None,
+    kv_dtype: KvDtype = None,
+    cuda_graphs: CudaGraphs = None,
+    gpu_memory_utilization: Memory = None,
+    num_replicas: NumReplicas = None,
+    routing: Routing = None,
+    front_end: FrontEnd = None,
+    slo: Slo = None,
+    convention: Convention = None,
     preset: Preset = None,
     admission: Admission = None,
     scheduling: Scheduling = None,
@@ -83,48 +118,109 @@ def simulate(
     async_depth: AsyncDepth = None,
     journal: Journal = None,
     json: Json = None,
+    html: Html = None,
+    records: Records = None,
+    toml: Toml = None,
     band: Band = True,
 ) -> None:
-    """Play a workload on a simulated replica; print latencies, throughput, cache and memory."""
-    from sim.commands import run_simulation
+    """Play a workload on a simulated server; print latencies, throughput, cache and memory."""
+    given = dict(locals())
+    outputs = {name: given.pop(name) for name in ("journal", "json", "html", "records", "toml")}
+    from sim.commands import Outputs, run_simulation
+
+    for name in ("config", "from_", "band"):
+        given.pop(name)
+    run_simulation(_setup(config, from_, given), Outputs(**outputs), band)
+
+
+def _setup(config: Path | None, from_: str | None, given: dict[str, Any]) -> Setup:
+    """The file's settings, over them a vLLM command's, over them the options."""
+    from policies.config import EngineConfig
     from sim.setup import Setup
+    from sim.vllm_args import parse_command, parse_yaml
 
-    engine = {
-        "admission": admission,
-        "scheduling": scheduling,
-        "batching": batching,
-        "allocation": allocation,
-        "preemption": preemption,
-        "eviction": eviction,
-        "isolation": isolation,
-        "block_size": block_size,
-        "num_blocks": num_blocks,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "enable_prefix_caching": enable_prefix_caching,
-        "enable_chunked_prefill": enable_chunked_prefill,
-        "async_depth": async_depth,
-    }
-    setup = Setup(
-        trace=trace,
-        workload=workload if trace or workload else "chat",
-        num_requests=num_requests,
-        rate=rate,
-        seed=seed,
-        ticks=ticks,
-        max_tokens=max_tokens,
-        model=model,
-        gpu=gpu,
-        gpu_memory_utilization=gpu_memory_utilization,
-        preset=preset,
-        engine=_given(engine),
-    )
-    run_simulation(setup, journal, json, band)
+    told = {name: value for name, value in given.items() if value not in (None, [])}
+    engine = {name: told.pop(name) for name in list(told) if name in EngineConfig.__dataclass_fields__}
+    base = Setup() if config is None else Setup.from_toml(config)
+    values = {**base.to_dict(), **told}
+    values["engine"] = {**base.engine, **engine}
+    setup = Setup.from_dict(values)
+    if from_ is None:
+        return setup
+    is_file = from_.endswith((".yaml", ".yml"))
+    return setup.with_vllm(parse_yaml(Path(from_)) if is_file else parse_command(from_))
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+@app.command()
+def report(
+    configs: Annotated[list[Path], typer.Argument(help="TOML files of runs, as simulate --toml writes them.")],
+    html: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    band: Band = True,
+) -> None:
+    """Run one or several setups and write a page with charts, side by side."""
+    from sim.commands import report as write_report
+
+    write_report(configs, html, band)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="A result of simulate --json.")],
+    b: Annotated[Path, typer.Argument(help="Another.")],
+    factor: Annotated[str, typer.Option(help="What may differ, as named in the manifest: engine.batching, workload.")],
+) -> None:
+    """Compare two results; refused if anything but the factor differs between them."""
+    from sim.commands import diff as print_diff
+
+    print_diff(a, b, factor)
+
+
+@workload_app.command()
+def describe(
+    trace: Annotated[str | None, typer.Argument(help="Trace file; or give --workload.")] = None,
+    workload: WorkloadName = None,
+    num_requests: NumRequests = None,
+    rate: Rate = None,
+    seed: Seed = None,
+    arrivals: Arrivals = None,
+    transforms: Transforms = None,
+    ticks: Ticks = None,
+    timestamp_unit: Unit = None,
+    content_size: ContentSize = None,
+) -> None:
+    """Rates, lengths, prefix reuse, sessions, and what had to be assumed."""
+    given = dict(locals())
+    from sim.commands import describe_workload
+
+    describe_workload(_setup(None, None, given))
+
+
+@workload_app.command()
+def convert(
+    trace: Annotated[str, typer.Argument(help="Trace file.")],
+    out: Annotated[Path, typer.Argument(help=".jsonl for Mooncake's format, .csv for Vidur's.")],
+    num_requests: NumRequests = None,
+    rate: Rate = None,
+    seed: Seed = None,
+    transforms: Transforms = None,
+    ticks: Ticks = None,
+    timestamp_unit: Unit = None,
+    content_size: ContentSize = None,
+) -> None:
+    """Write a workload in another format."""
+    given = dict(locals())
+    from sim.commands import convert_workload
+
+    given.pop("out")
+    convert_workload(_setup(None, None, given), out)
+
+
+@app.command()
+def profiles() -> None:
+    """List GPUs and models, with the provenance and the band of their costs."""
+    from sim.commands import list_profiles
+
+    list_profiles()
 
 
 @app.command()

@@ -225,8 +225,9 @@ class EngineCore:
         flight = self._take_flight(plan)
         failed, bad = poisoned(flight, self._in_flight, self.running, self.kv.blocks)
         self.kv.drop_keys(bad)
-        for state in flight.states:
-            self._take_part(state, plan, now)
+        for state, life in zip(flight.states, flight.lives, strict=True):
+            if life == state.num_preemptions and state.stop_reason is None:
+                self._take_part(state, plan, now)
         for state in failed:
             self._leave(state, FinishReason.ERROR, now, "its step failed")
         self._hand_over(now)
@@ -369,7 +370,8 @@ class EngineCore:
         """
         assert state.status is Status.RUNNING, f"request {state.request_id} is {state.status.value}, it cannot yield"
         if state.stop_reason is not None:
-            return self._answer_whole(state, now)
+            self._answer_whole(state, now)
+            return
         self.running.remove(state)
         state.span_end = -1
         self.kv.release(state)
@@ -543,7 +545,8 @@ class EngineCore:
     def _stall(self, state: RequestState, now: float) -> None:
         """Count the time since its last step in which a running request that leaves, or yields, was not served."""
         if now > state.last_step_time:
-            begins = [flight.plan.time for flight in self._in_flight if state in flight.states]
+            is_done = state.stop_reason is not None  # what a step in flight does for it is for nothing
+            begins = [flight.plan.time for flight in self._in_flight if state in flight.states and not is_done]
             state.stall_time += max(0.0, min(begins, default=now) - state.last_step_time)
 
     def _take_part(self, state: RequestState, plan: StepPlan, now: float) -> None:
@@ -554,9 +557,12 @@ class EngineCore:
 
     def _count_done_repeats(self, state: RequestState) -> None:
         """Of a repeated step in flight all but the last repeat are over: count their tokens."""
-        plan = self._in_flight[0].plan if self._in_flight else None
-        if plan is None or plan.repeat == 1 or state not in self._in_flight[0].states:
+        flight = self._in_flight[0] if self._in_flight else None
+        if flight is None or flight.plan.repeat == 1 or state not in flight.states:
             return
+        plan = flight.plan
+        if flight.lives[flight.states.index(state)] != state.num_preemptions:
+            return  # counted when it lost its place
         if state.span_end != plan.step_id:
             state.token_spans.append((plan.step_id, state.num_output_tokens))
         state.num_output_tokens += plan.repeat - 1

@@ -15,33 +15,33 @@ def poisoned(
     A block is bad while it carries the key under which a failed request was to fill it: since then it may have been
     given to somebody else. Who left in the meantime fails no more, but what it wrote is as bad.
     """
-    spoilt = dict.fromkeys(flight.states)
-    bad = _written(flight, spoilt, blocks)
+    spoilt = dict(zip(flight.states, flight.lives, strict=True))
     while True:
-        readers = [state for state in running if state not in spoilt and _reads(state, state.block_ids, bad)]
-        for each in later:
-            readers += [
-                state
-                for state, table in zip(each.states, each.plan.tables, strict=True)
-                if state not in spoilt and _reads(state, table, bad)
-            ]
-        if not readers:
-            break
-        spoilt.update(dict.fromkeys(readers))
+        bad: dict[int, int] = {}
         for each in (flight, *later):
             bad |= _written(each, spoilt, blocks)
-    return [state for state in spoilt if state.status is not Status.FINISHED], list(bad)
+        tables: list[tuple[RequestState, int, Sequence[int]]]
+        tables = [(state, state.num_preemptions, state.block_ids) for state in running]
+        for each in later:
+            tables += zip(each.states, each.lives, each.plan.tables, strict=True)
+        readers = {state: life for state, life, table in tables if state not in spoilt and _reads(state, table, bad)}
+        if not readers:
+            return [state for state in spoilt if state.status is not Status.FINISHED], list(bad)
+        spoilt |= readers
 
 
 def _reads(state: RequestState, table: Sequence[int], bad: Mapping[int, int]) -> bool:
     return any(bad.get(block_id) == key for block_id, key in zip(table, state.chain.keys, strict=False))
 
 
-def _written(flight: Flight, writers: Mapping[RequestState, None], blocks: Sequence[Block]) -> dict[int, int]:
-    """Block -> key, of the blocks that a step was to fill for these requests and that are still known by that key."""
+def _written(flight: Flight, writers: Mapping[RequestState, int], blocks: Sequence[Block]) -> dict[int, int]:
+    """Block -> key, of the blocks that a step was to fill for these requests and that are still known by that key.
+
+    Each writer with its life: what it computed after it had lost its blocks is not built on them.
+    """
     written: dict[int, int] = {}
-    for state, chunk in zip(flight.states, flight.plan.chunks, strict=True):
-        if state not in writers:
+    for state, life, chunk in zip(flight.states, flight.lives, flight.plan.chunks, strict=True):
+        if writers.get(state) != life:
             continue
         size = flight.block_size
         last = chunk.start + chunk.num_tokens + flight.plan.repeat - 2

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,80 +19,146 @@ from rich.table import Table
 from policies.catalogue import MENU, build, parameters
 from policies.config import EngineConfig
 from policies.journal import Write, replay
-from sim.cost import StepCost
+from sim.cost import DatasheetCost
+from sim.diff import check_comparable, read_result
 from sim.files import whole_file
-from sim.metrics import Summary
-from sim.report import Banded, answer, comparison, print_basis, print_run
+from sim.metrics import Summary, summarise
+from sim.report import Banded, answer, comparison, difference_table, print_basis, print_run
 from sim.setup import Setup, manifest, scaled
-from sim.simulate import simulate
+from sim.simulate import Run, simulate
 from sim.steps import check, play, read_script
 from sim.workload.workload import Workload
 
 Tick = Callable[..., object]
 
 
-def run_simulation(setup: Setup, journal: Path | None, result: Path | None, band: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where results go; None: nowhere."""
+
+    journal: Path | None = None
+    json: Path | None = None
+    html: Path | None = None
+    records: Path | None = None
+    toml: Path | None = None
+
+    @property
+    def owns_stdout(self) -> bool:
+        return any(str(path) in ("-", "/dev/stdout") for path in (self.json, self.html, self.records, self.toml))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A setup and all that was built from it, checked before the first step runs."""
+
+    name: str
+    setup: Setup
+    config: EngineConfig
+    workload: Workload
+    cost: DatasheetCost
+
+    @classmethod
+    def of(cls, setup: Setup, name: str | None = None, workload: Workload | None = None) -> Prepared:
+        config = setup.config()
+        build(config)
+        setup.front_end_model()
+        setup.objectives()
+        cost = setup.cost(config)
+        workload = workload or setup.load()
+        return cls(name or workload.name, setup, config, workload, cost)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return manifest(self.setup, self.config, self.workload, self.cost)
+
+    def run(self, scale: float = 1.0, journal: Sequence[Write | None] | None = None, tick: Tick | None = None) -> Run:
+        return simulate(
+            self.config,
+            self.workload,
+            self.cost if scale == 1.0 else scaled(self.cost, scale),
+            journal=journal,
+            on_record=tick,
+            front_end=self.setup.front_end_model(),
+            num_replicas=self.setup.num_replicas,
+            routing=self.setup.routing,
+            load_staleness=self.setup.load_staleness,
+        )
+
+    def summary(self, run: Run) -> Summary:
+        return summarise(run, self.setup.convention, self.setup.objectives())
+
+
+def run_simulation(setup: Setup, outputs: Outputs, band: bool) -> None:
     """Everything is checked before the first step runs; files appear only when they are whole."""
-    config, cost = setup.config(), setup.cost()
-    build(config)
-    workload = setup.load()
-    with _progress(workload.name, workload.num_requests * (3 if band else 1)) as tick:
-        run = banded(workload.name, config, workload, cost, journal, band, tick)
-    basis = manifest(setup, config, workload, cost)
-    if result is not None:
-        with whole_file(result) as file:
-            json.dump({"manifest": basis, **_figures(run)}, file, indent=1)
-            file.write("\n")
-    if result is None or str(result) not in ("-", "/dev/stdout"):
+    prepared = Prepared.of(setup)
+    with _progress(prepared.name, prepared.workload.num_requests * (3 if band else 1)) as tick:
+        run, found = _banded(prepared, outputs.journal, band, tick)
+    _write(prepared, run, found, outputs)
+    if not outputs.owns_stdout:
         console = Console()
-        print_run(console, run, basis)
-        if journal is not None:
-            console.print(f"journal: {journal} (servetwin replay {journal})", highlight=False)
+        print_run(console, found, prepared.manifest)
+        if outputs.journal is not None:
+            console.print(f"journal: {outputs.journal} (servetwin replay {outputs.journal})", highlight=False)
 
 
-def banded(
-    name: str,
-    config: EngineConfig,
-    workload: Workload,
-    cost: Any,
-    journal: Path | None = None,
-    band: bool = True,
-    tick: Tick | None = None,
-) -> Banded:
+def _banded(prepared: Prepared, journal: Path | None, band: bool, tick: Tick | None) -> tuple[Run, Banded]:
     """A run and, with `band`, the same one with all costs at either end of theirs."""
     with ExitStack() as stack:
-        write = _line_writer(stack, journal)
-        summary = _summary(config, workload, cost, write, tick)
-    if not band or cost.band == 1.0:
-        return Banded(name, summary)
-    ends = [_summary(config, workload, scaled(cost, by), None, tick) for by in (1 / cost.band, cost.band)]
-    return Banded(name, summary, fast=ends[0], slow=ends[1])
+        run = prepared.run(journal=_journals(stack, journal, prepared.setup.num_replicas), tick=tick)
+    summary = prepared.summary(run)
+    if not band:
+        return run, Banded(prepared.name, summary)
+    by = prepared.cost.band
+    fast, slow = (prepared.summary(prepared.run(scale, tick=tick)) for scale in (1 / by, by))
+    return run, Banded(prepared.name, summary, fast, slow)
 
 
-def _summary(
-    config: EngineConfig, workload: Workload, cost: StepCost, write: Write | None, tick: Tick | None
-) -> Summary:
-    return simulate(config, workload, cost, journal=write, on_record=tick).summary
-
-
-def _line_writer(stack: ExitStack, path: Path | None) -> Write | None:
+def _journals(stack: ExitStack, path: Path | None, num_replicas: int) -> list[Write | None] | None:
+    """One a replica; of several, numbered before the ending."""
     if path is None:
         return None
-    file = stack.enter_context(whole_file(path))
-    return lambda line: file.write(line + "\n")
+    paths = [path] if num_replicas == 1 else [path.with_suffix(f".{i}{path.suffix}") for i in range(num_replicas)]
+    return [partial(_write_line, stack.enter_context(whole_file(each))) for each in paths]
+
+
+def _write_line(file: Any, line: str) -> None:
+    file.write(line + "\n")
+
+
+def _write(prepared: Prepared, run: Run, found: Banded, outputs: Outputs) -> None:
+    if outputs.json is not None:
+        with whole_file(outputs.json) as file:
+            json.dump({"manifest": prepared.manifest, **_figures(found)}, file, indent=1)
+            file.write("\n")
+    toml = outputs.toml
+    if toml is None and outputs.json is not None and not outputs.owns_stdout:
+        toml = outputs.json.with_suffix(".toml")  # how to get this result again
+    if toml is not None:
+        with whole_file(toml) as file:
+            file.write(prepared.setup.to_toml())
+    if outputs.records is not None:
+        from sim.export import export
+
+        export(outputs.records, run)
+    if outputs.html is not None:
+        from sim.html_report import Reported, write_html
+
+        write_html(outputs.html, [Reported(found, run)], prepared.manifest)
 
 
 def _figures(run: Banded) -> dict[str, Any]:
-    figures: dict[str, Any] = {"metrics": _finite(run.summary.to_dict())}
+    figures: dict[str, Any] = {"metrics": _plain(run.summary.to_dict())}
     if run.fast is not None and run.slow is not None:
-        figures["band"] = {"low_cost": _finite(run.fast.to_dict()), "high_cost": _finite(run.slow.to_dict())}
+        figures["band"] = {"low_cost": _plain(run.fast.to_dict()), "high_cost": _plain(run.slow.to_dict())}
     return figures
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """JSON has no NaN: what was not measured is null."""
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
     return None if isinstance(value, float) and value != value else value
 
 
@@ -98,13 +166,14 @@ def _finite(value: Any) -> Any:
 def _progress(what: str, total: int) -> Iterator[Tick]:
     """A bar on standard error, once a second has passed."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True)
     task, begin, done, shown = bar.add_task(what, total=total), time.monotonic(), 0, False
 
     def tick(*_: object) -> None:
         nonlocal done, shown
         done += 1
-        if done % 64 == 0 and (shown or time.monotonic() - begin > 1.0):
+        if done % 64 == 0 and console.is_terminal and (shown or time.monotonic() - begin > 1.0):
             if not shown:
                 bar.start()
                 shown = True
@@ -115,6 +184,94 @@ def _progress(what: str, total: int) -> Iterator[Tick]:
     finally:
         if shown:
             bar.stop()
+
+
+# -- comparing ----------------------------------------------------------------------------------------------------
+
+
+def report(configs: Sequence[Path], html: Path, band: bool) -> None:
+    """Run setups from TOML files and write one page about them."""
+    from sim.html_report import Reported, write_html
+
+    many = [Prepared.of(Setup.from_toml(path), path.stem) for path in configs]
+    reported = []
+    with _progress("report", sum(each.workload.num_requests for each in many) * (3 if band else 1)) as tick:
+        for prepared in many:
+            run, found = _banded(prepared, None, band, tick)
+            reported.append(Reported(found, run, prepared.manifest))
+    write_html(html, reported, many[0].manifest)
+    for each in reported:
+        Console().print(answer(each.banded), highlight=False)
+
+
+def diff(a: Path, b: Path, factor: str) -> None:
+    """Two results, if nothing but the factor differs between them."""
+    results = [read_result(path) for path in (a, b)]
+    found = check_comparable(results[0]["manifest"], results[1]["manifest"], factor)
+    console = Console()
+    for name, (x, y) in found.items():
+        console.print(f"{name}: {x} -> {y}", style="bold", highlight=False)
+    console.print(difference_table(a.name, b.name, results[0]["metrics"], results[1]["metrics"]), highlight=False)
+
+
+# -- workloads and profiles ---------------------------------------------------------------------------------------
+
+
+def describe_workload(setup: Setup) -> None:
+    from sim.workload.describe import describe
+
+    workload = setup.load()
+    console = Console()
+    console.print(f"{workload.name}: {workload.source}", highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in _rows(describe(workload)):
+        table.add_row(name, value)
+    console.print(table, highlight=False)
+    for finding in workload.findings:
+        console.print(f"  {finding}", highlight=False)
+
+
+def _rows(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """A dataclass of dataclasses as lines."""
+    if hasattr(value, "__dataclass_fields__"):
+        for each in value.__dataclass_fields__:
+            yield from _rows(getattr(value, each), f"{name} {each}".replace("_", " ").strip())
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _rows(each, f"{name} {key}")
+    elif value is not None:
+        yield (
+            name,
+            f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value),
+        )
+
+
+def convert_workload(setup: Setup, out: Path) -> None:
+    from sim.workload.convert import write_mooncake, write_vidur
+
+    write = {".jsonl": write_mooncake, ".csv": write_vidur}.get(out.suffix)
+    if write is None:
+        raise ValueError(f"cannot tell the format of {str(out)!r}: write .jsonl for Mooncake's, .csv for Vidur's")
+    workload = setup.load()
+    write(workload, out)
+    print(f"{out}: {workload.num_requests:,} requests")
+
+
+def list_profiles() -> None:
+    from sim.hardware import DEVICES
+    from sim.models import MODELS
+
+    console = Console()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("GPU", "memory GB", "bandwidth GB/s", "bf16 TF", "provenance", "band (68 %)", "efficiency factors"):
+        table.add_column(column)
+    for each in DEVICES:
+        numbers = (f"{each.memory_gb:g}", f"{each.bandwidth_gb_s:,.0f}", f"{each.bf16_tflops:,.0f}")
+        table.add_row(each.name, *numbers, "datasheet", f"×/÷{each.band}", each.efficiency_source)
+    console.print(table, highlight=False)
+    console.print(
+        f"models: {', '.join(each.name for each in MODELS)}, or the path of a Hugging Face config.json", highlight=False
+    )
 
 
 # -- steps, replay, policies --------------------------------------------------------------------------------------
@@ -174,36 +331,35 @@ def _first_line(module: Any) -> str:
 
 # -- demo ---------------------------------------------------------------------------------------------------------
 
+Arms = dict[str, dict[str, Any]]
+
 
 def run_demo(shared: Path, out: Path) -> int:
     """The main job: a question, two answers side by side, and a proof that the decisions can be repeated."""
     console = Console()
-    console.print("Which batching, on Llama-3-8B and one H100?", style="bold")
-    ends = [_compare(console, out, *case) for case in _demo_cases(shared)]
-    if len(ends) == 1:
+    console.print("Which batching? Does sharing prefixes help? Two policies on each of these loads.", style="bold")
+    journals = [_compare(console, out, *case) for case in _demo_cases(shared)]
+    if len(journals) == 1:
         console.print(f"(no traces at {shared}: Azure and Mooncake left out)", style="dim")
     outcomes = []
-    for journal in ends:
+    for journal in journals:
         console.print(f"journal: {journal}", highlight=False)
         outcomes.append(replay_journal(journal))
     return max(outcomes)
 
 
-Arms = dict[str, dict[str, Any]]
-
-
 def _demo_cases(shared: Path) -> list[tuple[str, Setup, Arms]]:
     batching: Arms = {"chunked (vLLM V1)": {"batching": "chunked"}, "prefill first (V0)": {"batching": "prefill_first"}}
-    caching: Arms = {"prefix cache on": {}, "prefix cache off": {"enable_prefix_caching": False}}
+    sharing: Arms = {"prefixes shared": {"isolation": "global"}, "not shared": {"isolation": "no_reuse"}}
     azure = shared / "azure-llm-2023" / "AzureLLMInferenceTrace_conv.csv"
     mooncake = shared / "mooncake-fast25" / "conversation_trace.jsonl"
     long = {"max_model_len": 131072}
     cases = [("built-in chat, 12 req/s", Setup(workload="chat", rate=12.0, num_requests=500), batching)]
     if azure.is_file():
-        cases.append(("Azure 2023 conversation", Setup(trace=azure, num_requests=1000), batching))
+        cases.append(("Azure 2023 conversation", Setup(trace=str(azure), num_requests=1000), batching))
     if mooncake.is_file():
-        setup = Setup(trace=mooncake, num_requests=500, rate=0.8, model="qwen3-8b", gpu="h200", engine=long)
-        cases.append(("Mooncake conversation, at 0.8 req/s, Qwen3-8B on H200", setup, caching))
+        setup = Setup(trace=str(mooncake), num_requests=500, rate=0.8, model="qwen3-8b", gpu="h200", engine=long)
+        cases.append(("Mooncake conversation, at 0.8 req/s, Qwen3-8B on H200", setup, sharing))
     return cases
 
 
@@ -211,19 +367,15 @@ def _compare(console: Console, out: Path, title: str, setup: Setup, arms: Arms) 
     """Two policies on one workload; returns the journal of the first."""
     workload = setup.load()
     journal = out / f"{title.split(',')[0].lower().replace(' ', '-')}.journal.jsonl"
-    runs: list[Banded] = []
-    with _progress(title, 3 * len(arms) * workload.num_requests) as tick:
-        for name, engine in arms.items():
-            config = Setup(**{**_fields(setup), "engine": {**setup.engine, **engine}}).config()
-            runs.append(banded(name, config, workload, setup.cost(), None if runs else journal, True, tick))
+    many = [
+        Prepared.of(replace(setup, engine={**setup.engine, **engine}), name, workload) for name, engine in arms.items()
+    ]
+    with _progress(title, 3 * len(many) * workload.num_requests) as tick:
+        found = [_banded(each, None if index else journal, True, tick)[1] for index, each in enumerate(many)]
     console.print()
     console.print(title, style="bold underline", highlight=False)
-    for run in runs:
-        console.print(answer(run), highlight=False)
-    console.print(comparison(runs), highlight=False)
-    print_basis(console, manifest(setup, config, workload, setup.cost()), banded=True)
+    for each in found:
+        console.print(answer(each), highlight=False)
+    console.print(comparison(found), highlight=False)
+    print_basis(console, many[0].manifest, banded=True)
     return journal
-
-
-def _fields(setup: Setup) -> dict[str, Any]:
-    return {name: getattr(setup, name) for name in Setup.__dataclass_fields__}

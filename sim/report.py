@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.metrics import Distribution, Summary
+from sim.slo import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def seconds(*values: float) -> str:
         return "-"
     in_seconds = max(values) >= 0.9995
     shown = [_digits(value if in_seconds else value * 1e3) for value in values]
-    return f"{' .. '.join(dict.fromkeys(shown))} {'s' if in_seconds else 'ms'}"
+    return f"{'–'.join(dict.fromkeys(shown))} {'s' if in_seconds else 'ms'}"
 
 
 def quantity(unit: str, *values: float) -> str:
@@ -66,7 +67,7 @@ def quantity(unit: str, *values: float) -> str:
     if any(math.isnan(value) for value in values):
         return "-"
     shown = [f"{100 * v:.1f}" if unit == "%" else f"{v:,.0f}" if unit == "n" else _digits(v) for v in values]
-    return f"{' .. '.join(dict.fromkeys(shown))} {'' if unit == 'n' else unit}".strip()
+    return f"{'–'.join(dict.fromkeys(shown))} {'' if unit == 'n' else unit}".strip()
 
 
 def _digits(value: float) -> str:
@@ -76,21 +77,57 @@ def _digits(value: float) -> str:
 def answer(run: Banded) -> str:
     """What the run came to, in a sentence."""
     s = run.summary
-    lost = [(s.num_rejected, "rejected"), (s.num_failed, "failed"), (s.num_unfinished, "never answered")]
+    lost = [
+        (s.num_rejected, "rejected"),
+        (s.num_aborted, "cancelled"),
+        (s.num_failed, "failed"),
+        (s.num_unfinished, "never answered"),
+    ]
     tail = "".join(f", {num:,} {word}" for num, word in lost if num)
     if not s.num_completed:
         return f"{run.name}: none of {s.num_requests:,} requests completed{tail}"
-    return (
-        f"{run.name}: {s.num_completed:,} of {s.num_requests:,} requests completed{tail} in {seconds(s.duration)}; "
-        f"TTFT p50 {seconds(s.ttft.p50)}, p99 {seconds(s.ttft.p99)}; TPOT p50 {seconds(s.tpot.p50)}; "
-        f"{quantity('tok/s', s.output_throughput)} out"
-    )
+    done = f"{run.name}: {s.num_completed:,} of {s.num_requests:,} requests completed{tail} in {seconds(s.duration)}; "
+    out = f"{quantity('tok/s', s.output_throughput)} out"
+    if s.saturation.is_saturated:
+        return f"{done}overloaded, no steady state; TPOT p50 {seconds(s.tpot.p50)}; {out}"
+    return f"{done}TTFT p50 {seconds(s.ttft.p50)}, p99 {seconds(s.ttft.p99)}; TPOT p50 {seconds(s.tpot.p50)}; {out}"
+
+
+def verdicts(run: Banded) -> list[str]:
+    """Objectives kept or missed, and by how much; whether the server kept up; what stood in the way."""
+    s = run.summary
+    lines = [_kept(each) for each in s.objectives]
+    if lines:
+        lines.append(f"{100 * s.attainment:.1f} % of all arrivals met every bound; goodput {s.goodput:.3g} req/s")
+    if s.saturation.is_saturated:
+        recovery = s.saturation.time_to_recover
+        after = "never" if recovery is None else f"{seconds(recovery)} after the last arrival"
+        lines.append(
+            f"overloaded: {s.saturation.reason}; the queue grew by {s.saturation.growth:.3g} req/s and was empty "
+            f"{after}. Percentiles of what waits grow with the length of the trace and are left out"
+        )
+    lines.append(f"requests waited for {s.binding}" if "nothing" not in s.binding else "hardly anybody waited")
+    return lines
+
+
+def _kept(kept: Kept) -> str:
+    objective, measured = kept.objective, kept.measured
+    if objective.percentile is None:
+        share = f"{100 * measured:.1f} % of arrivals"
+        return f"{'kept' if kept.is_met else 'missed'}: {objective} by {share}"
+    if math.isnan(measured):
+        return f"missed: {objective}, nothing was measured"
+    word = "kept" if kept.is_met else f"missed by {100 * (measured / objective.limit - 1):.0f} %"
+    return f"{word}: {objective} (measured {seconds(measured)})"
 
 
 def latency_table(run: Banded) -> Table:
     """A row a latency, and beneath it the band of each figure."""
-    table = _table("latency", QUANTILES)
+    table = _table(f"latency ({run.summary.convention})", QUANTILES)
     for name, pick in LATENCIES:
+        if run.summary.saturation.is_saturated and name in GROWING:
+            table.add_row(name, *["-"] * len(QUANTILES))
+            continue
         figures = [[getattr(pick(end), quantile) for end in _ends(run)] for quantile in QUANTILES]
         table.add_row(name, *[seconds(values[0]) for values in figures])
         if run.fast is not None:
@@ -106,10 +143,41 @@ def rate_table(runs: Sequence[Banded]) -> Table:
     return table
 
 
+def class_table(run: Banded) -> Table:
+    """Each class on its own: fairness does not show in a total."""
+    table = _table("class", ("requests", "completed", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p99", "met"))
+    for name, c in run.summary.classes.items():
+        growing = (c.ttft.p50, c.ttft.p99) if not run.summary.saturation.is_saturated else (math.nan, math.nan)
+        times = (*growing, c.tpot.p50, c.tpot.p99, c.e2e.p99 if not math.isnan(growing[0]) else math.nan)
+        counts = (f"{c.num_requests:,}", f"{c.num_completed:,}")
+        table.add_row(name, *counts, *map(seconds, times), quantity("%", c.attainment))
+    return table
+
+
+def difference_table(a_name: str, b_name: str, a: dict[str, Any], b: dict[str, Any]) -> Table:
+    """Figures of two stored results and how the second differs."""
+    table = _table("", (a_name, b_name, "change"))
+    for name, _ in LATENCIES:
+        key = name.lower().replace(" ", "_")
+        for quantile in ("p50", "p99"):
+            x, y = (figures[key][quantile] for figures in (a, b))
+            if x is not None and y is not None:
+                table.add_row(f"{name} {quantile}", seconds(x), seconds(y), _change(x, y))
+    for key in ("request_throughput", "output_throughput", "token_hit_rate", "mean_kv_held", "num_preemptions"):
+        table.add_row(key.replace("_", " "), _digits(a[key]), _digits(b[key]), _change(a[key], b[key]))
+    return table
+
+
+def _change(x: float, y: float) -> str:
+    return "-" if not x else f"{100 * (y / x - 1):+.1f} %"
+
+
 def comparison(runs: Sequence[Banded]) -> Table:
     """Latencies and rates of several runs of one workload, side by side."""
     table = _table("", [run.name for run in runs])
     for name, latency in LATENCIES:
+        if name in GROWING and any(run.summary.saturation.is_saturated for run in runs):
+            continue
         for quantile in ("p50", "p99"):
             pick = partial(_quantile, latency, quantile)
             table.add_row(f"{name} {quantile}", *[_with_band(run, pick, seconds) for run in runs])
@@ -120,6 +188,7 @@ def comparison(runs: Sequence[Banded]) -> Table:
 
 
 QUANTILES = ("mean", "p50", "p90", "p99")
+GROWING = ("TTFT", "E2E", "queue delay")  # with the length of an overloaded run
 
 
 def _quantile(latency: Callable[[Summary], Distribution], name: str, summary: Summary) -> float:
@@ -147,21 +216,25 @@ def _with_band(run: Banded, pick: Pick, show: Callable[..., str]) -> str:
 
 
 def provenance(profile: dict[str, Any], banded: bool) -> str:
+    tp = f" x{profile['tensor_parallel']}" if profile["tensor_parallel"] > 1 else ""
     text = (
-        f"costs: {profile['provenance']} of {profile['model']} on {profile['gpu']}, ×/÷{profile['band']} (68 %)"
+        f"costs: {profile['provenance']} of {profile['model']} on {profile['gpu']}{tp}, ×/÷{profile['band']} (68 %)"
         f"; host {profile['host_time_per_step'] * 1e6:.0f} us a step + {profile['host_time_per_request'] * 1e6:.1f} us"
         " a running request, not measured here"
     )
-    if banded:
-        text += "; ranges: all costs at either end of that band"
-    return text + "; front end not modelled"
+    return text + ("; ranges: all costs at either end of that band" if banded else "")
 
 
 def print_run(console: Console, run: Banded, manifest: dict[str, Any]) -> None:
     console.print(answer(run), style="bold", highlight=False)
+    for line in verdicts(run):
+        console.print(line, highlight=False)
     console.print()
     console.print(latency_table(run), highlight=False)
     console.print()
+    if run.summary.classes:
+        console.print(class_table(run), highlight=False)
+        console.print()
     console.print(rate_table([run]), highlight=False)
     console.print()
     print_basis(console, manifest, run.fast is not None)
@@ -170,13 +243,25 @@ def print_run(console: Console, run: Banded, manifest: dict[str, Any]) -> None:
 def print_basis(console: Console, manifest: dict[str, Any], banded: bool) -> None:
     """What the figures rest on."""
     console.print(provenance(manifest["profile"], banded), highlight=False)
-    engine = manifest["engine"]
+    engine, cluster = manifest["engine"], manifest["cluster"]
+    replicas = "" if cluster["num_replicas"] == 1 else f"{cluster['num_replicas']} replicas, {cluster['routing']}; "
     console.print(
-        f"engine: {engine['num_blocks']:,} KV blocks of {engine['block_size']} tokens, "
+        f"engine: {replicas}{engine['num_blocks']:,} KV blocks of {engine['block_size']} tokens, "
         f"{engine['max_num_batched_tokens']:,} tokens a step, {engine['max_num_seqs']} running; "
         f"cache cold at the start; prefixes shared: {engine['isolation']}",
         highlight=False,
     )
+    console.print(_front_end(manifest["front_end"]), highlight=False)
     console.print(f"workload: {manifest['workload']['source']}", highlight=False)
     for finding in manifest["workload"]["findings"]:
         console.print(f"  {finding}", highlight=False)
+
+
+def _front_end(times: Any) -> str:
+    if times == "off":
+        return "front end: off, latencies begin and end at the engine"
+    return (
+        f"front end: {times['num_api_servers']} API server(s), {times['api_time_per_request'] * 1e3:.3g} ms a request, "
+        f"{times['tokenise_time_per_token'] * 1e6:.3g} us a prompt token, "
+        f"{times['stream_time_per_token'] * 1e6:.3g} us a streamed token; not measured here"
+    )

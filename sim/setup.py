@@ -1,10 +1,14 @@
-"""What a user asks for, as plain values; and what is built from it: workload, engine configuration, cost."""
+"""What a user asks for, as plain values: options, a TOML file, a vLLM command; and what is built from it.
+
+The command line, the file beside every result and the manifest say the same things by the same names.
+"""
 
 from __future__ import annotations
 
 import platform
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,59 +16,104 @@ from typing import Any
 from policies.catalogue import describe, preset, source_hash
 from policies.config import EngineConfig
 from sim.capacity import kv_blocks
+from sim.conventions import check_convention
 from sim.cost import DatasheetCost
+from sim.cost.graphs import largest_capture
+from sim.frontend import FrontEndTimes
 from sim.hardware import Device, device
-from sim.models import Model, model
+from sim.models import Model, model, stored_as
+from sim.slo import Objective, parse_objectives
+from sim.vllm_args import VllmArgs, server_defaults
+from sim.workload.generate import generate
 from sim.workload.load import load
+from sim.workload.transform import parse_transform
 from sim.workload.workload import Workload
 
-DEFAULT_MODEL = "llama-3-8b"
-DEFAULT_GPU = "h100"
+FRONT_ENDS = ("default", "off")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """One run in a user's words; None leaves a choice to the default or the preset.
 
-    `engine` holds settings of EngineConfig by name, policies included.
+    `engine` holds settings of EngineConfig by name, policies included; `front_end_times` those of FrontEndTimes.
     """
 
-    trace: Path | None = None
+    trace: str | None = None
     workload: str | None = None
     num_requests: int | None = None
     rate: float | None = None
     seed: int = 0
+    arrivals: str | None = None
+    transforms: tuple[str, ...] = ()
     ticks: str = "spread"
+    timestamp_unit: str | None = None
+    content_size: int | None = None
     max_tokens: int | None = None
-    model: str = DEFAULT_MODEL
-    gpu: str = DEFAULT_GPU
+    model: str = "llama-3-8b"
+    gpu: str = "h100"
+    tensor_parallel: int = 1
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    cuda_graphs: str = "full"
     gpu_memory_utilization: float = 0.9
+    num_replicas: int = 1
+    routing: str = "round_robin"
+    load_staleness: float = 0.0
+    front_end: str = "default"
+    slo: str | None = None
+    convention: str = "vllm"
     preset: str | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
+    front_end_times: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed ({self.seed}) must be 0 or more")
+        if self.front_end not in FRONT_ENDS:
+            raise ValueError(f"unknown front_end {self.front_end!r}; known: {', '.join(FRONT_ENDS)}")
+        check_convention(self.convention)
+
+    # -- building -----------------------------------------------------------------------------------------------
 
     def load(self) -> Workload:
         """Raises ValueError, one line, for whatever is wrong with the workload."""
-        if self.seed < 0:
-            raise ValueError(f"seed ({self.seed}) must be 0 or more")
+        found = self._generated() if self.arrivals is not None else self._loaded()
+        for text in self.transforms:
+            found = parse_transform(text, self.seed)(found)
+        return found
+
+    def _loaded(self) -> Workload:
         return load(
-            self.trace,
-            self.workload,
+            None if self.trace is None else Path(self.trace),
+            self.workload if self.trace or self.workload else "chat",
             num_requests=self.num_requests,
             rate=self.rate,
             seed=self.seed,
             max_tokens=self.max_tokens,
             ticks=self.ticks,
+            timestamp_unit=self.timestamp_unit,
+            content_size=self.content_size,
         )
 
-    def models(self) -> tuple[Model, Device]:
-        return model(self.model), device(self.gpu)
+    def _generated(self) -> Workload:
+        if self.trace is not None:
+            raise ValueError("arrivals are for built-in workloads: a trace has its own; scale it by rate")
+        return generate(
+            self.workload or "chat",
+            num_requests=self.num_requests,
+            rate=self.rate,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            arrivals=self.arrivals,
+        )
 
-    def cost(self) -> DatasheetCost:
-        return DatasheetCost(*self.models())
+    def hardware(self) -> tuple[Model, Device]:
+        return stored_as(model(self.model), self.dtype, self.kv_dtype), device(self.gpu)
 
     def config(self) -> EngineConfig:
         """The engine's settings: the preset's, then the user's; KV blocks from memory unless given."""
-        the_model, the_device = self.models()
+        the_model, the_device = self.hardware()
         values = {**(preset(self.preset) if self.preset else {}), **self.engine}
         values.setdefault("max_model_len", the_model.max_model_len)
         if "num_blocks" not in values:
@@ -76,8 +125,94 @@ class Setup:
                 self.gpu_memory_utilization,
                 draft.max_num_batched_tokens,
                 draft.max_num_seqs,
+                self.tensor_parallel,
             )
         return EngineConfig.from_dict(values)
+
+    def cost(self, config: EngineConfig) -> DatasheetCost:
+        return DatasheetCost(
+            *self.hardware(),
+            tensor_parallel=self.tensor_parallel,
+            cuda_graphs=self.cuda_graphs,
+            largest_capture=largest_capture(config.max_num_seqs, config.max_num_batched_tokens),
+        )
+
+    def front_end_model(self) -> FrontEndTimes | None:
+        """None where latencies begin and end at the engine."""
+        if self.front_end == "off":
+            if self.front_end_times:
+                raise ValueError("front_end is off, but front_end_times are given: leave one of them out")
+            return None
+        known = {each.name for each in fields(FrontEndTimes)}
+        for name in self.front_end_times:
+            if name not in known:
+                raise ValueError(f"unknown front-end setting {name!r}; known: {', '.join(sorted(known))}")
+        return FrontEndTimes(**self.front_end_times)
+
+    def objectives(self) -> tuple[Objective, ...]:
+        return parse_objectives(self.slo) if self.slo else ()
+
+    # -- other forms --------------------------------------------------------------------------------------------
+
+    def with_vllm(self, args: VllmArgs) -> Setup:
+        """What a vLLM command says, over what was there; steps as large as vLLM's server takes them by default."""
+        engine = {**server_defaults(device(self.gpu)), **args.engine, **self.engine}
+        if engine["max_num_batched_tokens"] < engine["max_num_seqs"]:
+            engine["max_num_seqs"] = engine["max_num_batched_tokens"]
+        options = {name: value for name, value in args.options.items() if name != "eager"}
+        if args.options.get("eager"):
+            options["cuda_graphs"] = "eager"
+        return replace(self, model=args.model or self.model, engine=engine, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Only what differs from the defaults: what a person would have written."""
+        default = Setup()
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        told = {name: value for name, value in values.items() if value != getattr(default, name)}
+        return {
+            name: list(v) if isinstance(v, tuple) else dict(v) if isinstance(v, Mapping) else v
+            for name, v in told.items()
+        }
+
+    def to_toml(self) -> str:
+        import tomli_w
+
+        return tomli_w.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Setup:
+        """Raises ValueError naming the first unknown name or bad value."""
+        known = {each.name: each for each in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"unknown setting {name!r}; known: {', '.join(known)}")
+            if not isinstance(value, _KINDS[str(known[name].type)]) or isinstance(value, bool):
+                raise ValueError(f"{name} ({value!r}) must be {known[name].type}")
+        typed: dict[str, Any] = {name: tuple(v) if name == "transforms" else v for name, v in values.items()}
+        return cls(**typed)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Setup:
+        try:
+            values = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}: not a readable TOML file ({error})") from None
+        try:
+            return cls.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str,),
+    "int": (int,),
+    "int | None": (int,),
+    "float": (float, int),
+    "float | None": (float, int),
+    "tuple[str, ...]": (list, tuple),
+    "Mapping[str, Any]": (dict,),
+}
 
 
 def scaled(cost: DatasheetCost, by: float) -> DatasheetCost:
@@ -87,20 +222,19 @@ def scaled(cost: DatasheetCost, by: float) -> DatasheetCost:
 
 def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: DatasheetCost) -> dict[str, Any]:
     """All that a result depends on, to be stored beside it."""
+    front_end = setup.front_end_model()
     return {
         "servetwin": version("servetwin"),
         "body": "simulator",
         "engine": config.to_dict(),
         "policies": describe(config),
         "policies_source": source_hash(),
-        "profile": {
-            "provenance": cost.provenance,
-            "band": cost.band,
-            "model": cost.model.name,
-            "gpu": cost.device.name,
-            "host_time_per_step": cost.host_time_per_step,
-            "host_time_per_request": cost.host_time_per_request,
+        "cluster": {
+            "num_replicas": setup.num_replicas,
+            "routing": setup.routing,
+            "load_staleness": setup.load_staleness,
         },
+        "profile": _profile(cost),
         "workload": {
             "name": workload.name,
             "source": workload.source,
@@ -110,6 +244,24 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Datas
         "seed": setup.seed,
         "cache_state": "cold",
         "isolation": config.isolation,
-        "front_end": "not modelled: latencies begin and end at the engine",
+        "front_end": "off" if front_end is None else asdict(front_end),
+        "convention": setup.convention,
+        "slo": setup.slo,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("numpy", "simpy")}},
+    }
+
+
+def _profile(cost: DatasheetCost) -> dict[str, Any]:
+    return {
+        "provenance": cost.provenance,
+        "band": cost.band,
+        "model": cost.model.name,
+        "gpu": cost.device.name,
+        "tensor_parallel": cost.tensor_parallel,
+        "dtype": cost.model.dtype,
+        "kv_dtype": cost.model.kv_dtype,
+        "cuda_graphs": cost.cuda_graphs,
+        "efficiency_source": cost.device.efficiency_source,
+        "host_time_per_step": cost.host_time_per_step,
+        "host_time_per_request": cost.host_time_per_request,
     }

@@ -73,8 +73,8 @@ _PASSED_OVER = {
     "host": 1, "port": 1, "served-model-name": 1, "api-key": 1, "download-dir": 1, "load-format": 1, "revision": 1,
     "tokenizer": 1, "chat-template": 1, "seed": 1, "uvicorn-log-level": 1, "root-path": 1, "ssl-keyfile": 1,
     "ssl-certfile": 1, "max-log-len": 1, "trust-remote-code": 0, "disable-log-requests": 0, "disable-log-stats": 0,
-    "no-enable-log-requests": 0, "enable-log-requests": 0, "disable-uvicorn-access-log": 0, "enable-auto-tool-choice": 0,
-    "tool-call-parser": 1, "reasoning-parser": 1, "generation-config": 1,
+    "no-enable-log-requests": 0, "enable-log-requests": 0, "disable-uvicorn-access-log": 0,
+    "enable-auto-tool-choice": 0, "tool-call-parser": 1, "reasoning-parser": 1, "generation-config": 1,
 }  # fmt: skip
 
 

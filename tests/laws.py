@@ -68,7 +68,6 @@ def first_that_could_enter(engine: EngineCore, now: float, budget: int, cut: boo
         num_new = state.num_tokens - len(hit) * config.block_size
         if config.batching == "chunked":
             num_new = min(num_new, config.long_prefill_token_threshold or num_new)
-            cut = config.enable_chunked_prefill
         if num_new > budget and not cut:
             return None
         if _has_room(engine, state, hit, min(num_new, budget)):

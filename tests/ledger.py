@@ -57,9 +57,8 @@ class Bearer:
     prefill: float = 0.0
     stall: float = 0.0
     requeue: float = 0.0
-    idle_since: float | None = None
+    idle_since: float | None = None  # runs, and no step in flight serves it
     away_since: float | None = None
-    stall_is_known: bool = True
 
 
 class Member(NamedTuple):
@@ -116,11 +115,13 @@ class Ledger:
     def abort(self, request_id: str, now: float) -> bool:
         self.now = now
         known = request_id in self.live
-        if known and self.flights and self.flights[0].plan.repeat > 1:
-            self._learn_all_but_the_last(self.live[request_id], self.flights[0])
+        if known:
+            self._learn_all_but_the_last(self.live[request_id])
         assert self.engine.abort(request_id, now) is known, "abort says whether there was such a request"
         self._collect(now)
         assert request_id not in self.live, "an aborted request leaves at once"
+        if known:
+            self._check_nobody_is_kept()
         return known
 
     def schedule(self, now: float, repeats: Callable[[StepPlan, int], int] | None = None) -> StepPlan | None:
@@ -152,6 +153,7 @@ class Ledger:
             self._learn(member, flight.plan, now, told_to_stop=member.chunk.request_id in stopped)
         self.engine.update(flight.plan, StepOutput(now - flight.plan.time, stopped, token_ids), now)
         self._collect(now)
+        self._check_nobody_is_kept()
 
     def fail(self, now: float) -> list[str]:
         """The oldest step in flight threw."""
@@ -166,21 +168,22 @@ class Ledger:
             bearer for bearer in self.live.values() if bearer.running and bearer not in members
             and any(slot in rubbish for slot in self.device.slots(bearer.state.block_ids, 0, bearer.computed))
         ]  # fmt: skip
+        for member in flight.members:
+            self._end_service(member, now)
         failed = self.engine.fail(flight.plan, now)
         hit = {bearer.request.request_id for bearer in members + readers}
-        if self.config.async_depth == 1:
-            assert set(failed) == hit, "the wrong requests failed"
-        assert set(failed) >= hit, "whoever read what was never written fails"  # gap: innocents
+        assert set(failed) == hit, "whoever read what was never written fails, and nobody else"
         self._collect(now)
         assert not self.live.keys() & set(failed), "a failed request leaves at once"
+        self._check_nobody_is_kept()
         return failed
 
     def reset(self, now: float, reset_running: bool) -> None:
         self.now = now
         if reset_running:
             for bearer in self.live.values():
-                if bearer.running:
-                    bearer.stall_is_known &= bearer.idle_since is not None  # gap: stall
+                self._learn_all_but_the_last(bearer)
+                if bearer.running and not bearer.stopped:  # one that is done is answered instead
                     self._see_preempted(bearer, now)
                     bearer.discard_before = self.next_step
         held = sum(len(state.block_ids) for state in self.engine.running) if not reset_running else 0
@@ -256,7 +259,6 @@ class Ledger:
         bearer.idle_since = None
         bearer.life += 1
         bearer.computed = bearer.in_flight = 0
-        bearer.stopped = False
 
     def _see_chunk(self, chunk: Chunk, index: int, plan: StepPlan) -> Member:
         bearer, size = self.live[chunk.request_id], self.config.block_size
@@ -274,9 +276,7 @@ class Ledger:
         else:
             assert len(chunk.block_ids) == -(-last // size), "blocks are taken as they fill"
         if bearer.idle_since is not None:
-            gap = plan.time - bearer.idle_since
-            bearer.stall += gap
-            bearer.stall_is_known &= not gap or bearer.first_token is None  # gap: stall
+            bearer.stall += plan.time - bearer.idle_since
             bearer.idle_since = None
         bearer.scheduled += last - chunk.start
         bearer.recomputed += max(0, min(last, bearer.farthest) - chunk.start)
@@ -294,8 +294,7 @@ class Ledger:
         current = member.life == bearer.life
         if not current and plan.step_id < bearer.discard_before:
             return
-        if current:
-            bearer.idle_since = now
+        self._end_service(member, now)
         if not chunk.samples:
             return
         bearer.outputs += plan.repeat
@@ -309,12 +308,22 @@ class Ledger:
         bearer.was_told_to_stop = told_to_stop
         if told_to_stop or bearer.outputs >= bearer.limit:
             bearer.stopped = True
+            if current:
+                bearer.idle_since = now  # what a later step does for it is for nothing
 
-    def _learn_all_but_the_last(self, bearer: Bearer, flight: Flight) -> None:
-        """No shell repeats a step beyond an abort: all repeats but the last are over when it comes."""
-        for member in flight.members:
-            if member.bearer is bearer and member.life == bearer.life:
-                bearer.outputs += flight.plan.repeat - 1
+    def _end_service(self, member: Member, now: float) -> None:
+        """A step is over that served it; it idles unless another one in flight serves it too."""
+        bearer = member.bearer
+        if member.life == bearer.life and not bearer.stopped:
+            served = any(bearer is m.bearer and m.life == bearer.life for each in self.flights for m in each.members)
+            bearer.idle_since = None if served else now
+
+    def _learn_all_but_the_last(self, bearer: Bearer) -> None:
+        """No shell repeats a step beyond an event: all repeats but the last are over when it comes."""
+        for flight in self.flights:
+            for member in flight.members:
+                if member.bearer is bearer and member.life == bearer.life:
+                    bearer.outputs += flight.plan.repeat - 1
 
     def _collect(self, now: float) -> None:
         for record in self.engine.drain_records():
@@ -362,18 +371,21 @@ class Ledger:
             state = bearer.state
             counted = (state.num_output_tokens, state.num_computed_tokens)
             assert counted == (bearer.outputs, bearer.computed), f"tokens of {state.request_id} are miscounted"
-            if not self.batcher.returns_together:  # gap: static-stopped
-                assert bearer.outputs <= bearer.limit, f"{state.request_id} has more tokens than it asked for"
+            assert bearer.outputs <= bearer.limit, f"{state.request_id} has more tokens than it asked for"
+
+    def _check_nobody_is_kept(self) -> None:
+        """A group whose members are all done has been answered."""
+        running = [bearer for bearer in self.live.values() if bearer.running]
+        assert not running or not all(bearer.stopped for bearer in running), "a whole group is done and waits"
 
     def _check_record(self, record: RequestRecord, bearer: Bearer, now: float) -> None:
-        self._check_times(record, bearer, now)
-        if bearer.running and bearer.idle_since is not None:
-            bearer.stall += now - bearer.idle_since
+        is_whole = self.batcher.returns_together and record.reason in COMPLETED and bearer.running
+        self._check_times(record, bearer, now, is_whole)
         told = (record.num_prompt_tokens, record.num_output_tokens, record.num_cached_tokens, record.num_preemptions)
         seen = (bearer.request.prompt.num_tokens, bearer.outputs, bearer.cached, bearer.life)
         assert told == seen, f"the record of {record.request_id} is not what happened"
-        if not (self.batcher.returns_together and record.reason in COMPLETED):
-            assert sum(num for _, num in record.token_spans) == bearer.outputs, "each token has its step"
+        num_spanned = sum(num for _, num in record.token_spans)
+        assert num_spanned == (0 if is_whole else bearer.outputs), "each token has its step"
         # T23: what was scheduled is useful or recomputed; what of the useful was for nothing is thrown away.
         assert record.num_recomputed_tokens == bearer.recomputed, "T23: recomputed tokens are miscounted"
         useful = bearer.farthest - bearer.cached - bearer.spared
@@ -385,29 +397,28 @@ class Ledger:
             needed = bearer.request.prompt.num_tokens + bearer.outputs - 1  # the last token's KV is never computed
             assert 0 <= bearer.farthest - needed <= self.config.async_depth - 1, "T23: more than the steps in flight"
 
-    def _check_times(self, record: RequestRecord, bearer: Bearer, now: float) -> None:
+    def _check_times(self, record: RequestRecord, bearer: Bearer, now: float, is_whole: bool) -> None:
         parts = (record.queue_time, record.prefill_time, record.decode_time, record.stall_time, record.requeue_time)
         assert record.finish_time == now, "T29: a request leaves when it leaves"
         assert sum(parts) == record.finish_time - record.arrival_time, "T24: the parts are not the whole"
-        if not self.batcher.returns_together:  # gap: static-decode
-            assert min(parts) >= 0, f"T24: {record}"
+        assert min(parts) >= 0, f"T24: {record}"
         assert record.first_scheduled_time == bearer.first_scheduled, "T29: when it was first let in"
         reached = [record.arrival_time, record.first_scheduled_time, record.first_token_time, record.finish_time]
         times = [time for time in reached if time is not None]
         assert times == sorted(times), "T29: effects come after causes"
-        if self.batcher.returns_together and record.reason in COMPLETED and bearer.running:
-            assert record.first_token_time == now, "the group is answered together"
-        elif not self.batcher.returns_together:
-            assert record.first_token_time == bearer.first_token, "T29: when its first token was known"
-        if self.config.async_depth == 1 and bearer.stall_is_known and record.reason in COMPLETED:  # gap: stall
-            stall, requeue = bearer.stall, bearer.requeue
-            if bearer.running and bearer.idle_since is not None:
-                stall += now - bearer.idle_since
-            if bearer.away_since is not None:
-                requeue += now - bearer.away_since
-            assert (record.stall_time, record.requeue_time) == (stall, requeue), "T24: not where its time went"
-            if not self.batcher.returns_together and bearer.first_token is not None:
-                assert record.prefill_time == bearer.prefill, "T24: prefill ends with the first token"
+        first_token = now if is_whole else bearer.first_token
+        assert record.first_token_time == first_token, "T29: when its first token was known, or its group was answered"
+        if bearer.idle_since is not None:
+            bearer.stall += now - bearer.idle_since
+        if bearer.away_since is not None:
+            bearer.requeue += now - bearer.away_since
+        assert (record.stall_time, record.requeue_time) == (bearer.stall, bearer.requeue), (
+            "T24: not where its time went"
+        )
+        if bearer.first_token is not None:
+            assert record.prefill_time == bearer.prefill, "T24: prefill ends with the first token"
+        else:
+            assert record.decode_time == 0, "T24: nothing is decoded before the first token"
 
     # -- T26 ------------------------------------------------------------------------------------------------------
 
@@ -430,9 +441,9 @@ class Ledger:
             assert could_enter is None or owes_decode, f"T26: {could_enter} waits in vain"
         elif not (config.hol_skip and plan.admitted):  # what one admits may be what another, passed over, could find
             budget = config.max_num_batched_tokens
-            if self.batching == "stall_free":
+            if self.batching == "stall_free" and config.enable_chunked_prefill:
                 budget = min(budget, self.batcher.chunk_size)
-            left, cut = budget - plan.num_tokens, self.batching != "prefill_first"
+            left, cut = budget - plan.num_tokens, self.batching != "prefill_first" and config.enable_chunked_prefill
             could_enter = first_that_could_enter(engine, self.now, left, cut)
             assert could_enter is None, f"T26: {could_enter} waits in vain"
 

@@ -104,6 +104,83 @@ def test_a_policy_from_ones_own_file(run: Run, tmp_path: Path) -> None:
     assert run("replay", journal)[0] == 0
 
 
+def test_the_same_run_from_options_a_file_and_a_vllm_command(run: Run, tmp_path: Path) -> None:
+    """The TOML beside a result gives the result again; a serve command says the same as options."""
+    options = ("simulate", "--num-requests", 40, "--max-num-seqs", 16, "--max-num-batched-tokens", 512, "--no-band")
+    assert run(*options, "--json", tmp_path / "a.json")[0] == 0
+    assert run("simulate", "--config", tmp_path / "a.toml", "--no-band", "--json", tmp_path / "b.json")[0] == 0
+    command = "vllm serve llama-3-8b --max-num-seqs 16 --max-num-batched-tokens 512 --port 80"
+    assert run("simulate", "--from", command, "--num-requests", 40, "--no-band", "--json", tmp_path / "c.json")[0] == 0
+    texts = [(tmp_path / f"{name}.json").read_text() for name in "abc"]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_results_compare_only_if_nothing_but_the_factor_differs(run: Run, tmp_path: Path) -> None:
+    for name, extra in (("a", ()), ("b", ("--batching", "stall_free")), ("c", ("--batching", "static", "--seed", 5))):
+        run(*SMALL, *extra, "--json", tmp_path / f"{name}.json")
+    code, out, _ = run("diff", tmp_path / "a.json", tmp_path / "b.json", "--factor", "engine.batching")
+    assert code == 0 and "engine.batching: chunked -> stall_free" in out and "TPOT p50" in out
+    code, _, err = run("diff", tmp_path / "a.json", tmp_path / "c.json", "--factor", "engine.batching")
+    assert code == 2 and "not comparable: besides 'engine.batching' they differ in seed" in err
+    code, _, err = run("diff", tmp_path / "a.json", tmp_path / "a.json", "--factor", "seed")
+    assert code == 2 and "nothing differs" in err
+
+
+def test_cold_and_warm_results_are_refused(run: Run, tmp_path: Path) -> None:
+    run(*SMALL, "--json", tmp_path / "cold.json")
+    warm = json.loads((tmp_path / "cold.json").read_text())
+    warm["manifest"]["cache_state"] = "warm"
+    warm["manifest"]["engine"]["batching"] = "static"
+    (tmp_path / "warm.json").write_text(json.dumps(warm))
+    code, _, err = run("diff", tmp_path / "cold.json", tmp_path / "warm.json", "--factor", "engine.batching")
+    assert code == 2 and "cache_state: 'cold' and 'warm'" in err
+
+
+def test_an_overloaded_run_says_so_and_gives_no_percentile_of_what_waits(run: Run) -> None:
+    code, out, _ = run("simulate", "--num-requests", 400, "--rate", 500, "--no-band", "--max-num-seqs", 8)
+    assert code == 0 and "overloaded, no steady state" in out and "slots (max_num_seqs 8)" in out
+    ttft = next(line for line in out.splitlines() if line.startswith("TTFT"))
+    assert ttft.split() == ["TTFT", "-", "-", "-", "-"]
+
+
+def test_objectives_are_judged_first(run: Run) -> None:
+    code, out, _ = run("simulate", "--num-requests", 40, "--no-band", "--slo", "ttft_p99<1us,tpot<10s")
+    assert code == 0 and "missed by" in out and "kept: tpot < 10 s by 100.0 % of arrivals" in out
+
+
+def test_a_page_and_rows_are_written(run: Run, tmp_path: Path) -> None:
+    code, _, _ = run(
+        *SMALL, "--html", tmp_path / "r.html", "--records", tmp_path / "r.csv", "--toml", tmp_path / "r.toml"
+    )
+    assert code == 0
+    assert "chat: 40 of 40 requests completed" in (tmp_path / "r.html").read_text()
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 41
+    code, out, _ = run("report", tmp_path / "r.toml", "--html", tmp_path / "again.html", "--no-band")
+    assert code == 0 and out.startswith("r: 40 of 40") and (tmp_path / "again.html").is_file()
+
+
+def test_several_replicas_have_a_journal_each(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run(*SMALL, "--num-replicas", 2, "--routing", "least_loaded", "--journal", tmp_path / "j.jsonl")
+    assert code == 0 and "2 replicas, least_loaded" in out
+    for index in (0, 1):
+        assert run("replay", tmp_path / f"j.{index}.jsonl")[0] == 0
+
+
+def test_a_workload_is_described_and_converted(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("workload", "describe", "--workload", "shared-prefix", "--num-requests", 200)
+    assert code == 0 and "shared-prefix" in out and "arrivals are Poisson" in out
+    (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,3\n1.5,20,4\n")
+    code, out, _ = run("workload", "convert", tmp_path / "t.csv", tmp_path / "t.jsonl")
+    assert code == 0 and out.endswith("2 requests\n")
+    code, out, _ = run("simulate", "--trace", tmp_path / "t.jsonl", "--json", "-", "--no-band")
+    assert code == 0 and json.loads(out)["metrics"]["num_completed"] == 2
+
+
+def test_gpus_and_models_are_listed_with_their_provenance(run: Run) -> None:
+    code, out, _ = run("profiles")
+    assert code == 0 and "H100" in out.upper() and "datasheet" in out and "llama-3-8b" in out
+
+
 SKIP = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared scheduler traces")
 
 
@@ -157,6 +234,18 @@ BAD = {
     "unknown menu": (("policies", "evict"), "unknown menu 'evict'"),
     "unwritable": (("simulate", "--num-requests", 5, "--json", "/proc/nope/x"), "cannot write '/proc/nope/x'"),
     "no journal": (("replay", "nowhere.jsonl"), "cannot read 'nowhere.jsonl'"),
+    "no configuration": (("simulate", "--config", "nowhere.toml"), "not a readable TOML file"),
+    "unknown vLLM flag": (("simulate", "--from", "vllm serve m --lora x"), "--lora is not simulated"),
+    "unknown front end": (("simulate", "--front-end", "of"), "unknown front_end 'of'; known: default, off"),
+    "unknown convention": (("simulate", "--convention", "vlm"), "unknown convention 'vlm'"),
+    "bad objective": (("simulate", "--slo", "ttft"), "must read like ttft_p99<1s"),
+    "bad arrivals": (("simulate", "--arrivals", "gama,cv=3"), "gama"),
+    "bad transform": (("simulate", "--transform", "cancle=1"), "cancle"),
+    "arrivals of a trace": (("simulate", "--trace", "x.csv", "--arrivals", "poisson"), "a trace has its own"),
+    "no replicas": (("simulate", "--num-replicas", 0), "num_replicas (0) must be at least 1"),
+    "unknown routing": (("simulate", "--routing", "random"), "unknown routing policy 'random'"),
+    "no result": (("diff", "a.json", "b.json", "--factor", "engine"), "not a readable result"),
+    "unknown format": (("workload", "convert", "x.csv", "y.txt"), "cannot tell the format of 'y.txt'"),
     "no script": (("steps", "nowhere.json"), "not a readable workload"),
 }  # fmt: skip
 

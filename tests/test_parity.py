@@ -83,7 +83,9 @@ def test_a_trace_cut_short_is_not_equal(shared: Path, script: Script) -> None:
 def test_fcfs_does_not_pass_for_priority(shared: Path) -> None:
     """The comparison can fail: another policy on the same workload decides otherwise."""
     original = read_script(ORACLE / "06_priority.workload.json")
-    fcfs = Script(original.name, {**original.settings, "policy": "fcfs"}, original.requests, original.outputs, original.actions)
+    fcfs = Script(
+        original.name, {**original.settings, "policy": "fcfs"}, original.requests, original.outputs, original.actions
+    )
     lines = play(fcfs, "vllm-v1")
     next(lines)
     assert isinstance(compare(recorded(shared), lines), Difference)

@@ -67,5 +67,5 @@ class StaticBatches:
             lengths = [state.num_prompt_tokens for state in step.running]
             step.pad(len(lengths) * max(lengths, default=0) - sum(lengths))
             step.do_not_repeat()
-        step.pad(sum(state.stop_reason is not None for state in step.running))
         step.grant_running(limit=1)
+        step.pad(sum(state.stop_reason is not None for state in step.running))  # one that yielded has left

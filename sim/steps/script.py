@@ -126,7 +126,7 @@ def read_script(path: Path, header: Mapping[str, Any] | None = None) -> Script:
         requests = tuple(_scripted(row) for row in document["requests"])
         outputs = {str(row["id"]): _output(index, row) for index, row in enumerate(document["requests"])}
         actions = tuple(_action(row) for row in document.get("actions", ()))
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: a request or action lacks or misuses the field {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

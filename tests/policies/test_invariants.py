@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 from policies.catalogue import ALLOCATION, BATCHING, PREEMPTION, SCHEDULING
 from policies.engine import EngineCore
 from policies.kv import KVCache
-from policies.prompt import TokenPrompt
 from policies.records import record
 from policies.step import Step
 from policies.types import Block, FinishReason, RequestRecord, RequestState
@@ -181,15 +180,12 @@ def _same_event(jumping: Ledger, stepping: Ledger, life: Life, event: str) -> No
         free = [request_id for request_id in "abcdefg" if request_id not in jumping.live]
         if free:
             drawn = life.draw_request(life.choose(free))
-            if isinstance(drawn.prompt, TokenPrompt):  # gap: token-repeats
-                return
             jumping.add(drawn, life.now)
             stepping.add(drawn, life.now)
     else:
         request_id = life.choose("abcdefg")
-        if not life._leaves_only_stopped(request_id):
-            jumping.abort(request_id, life.now)
-            stepping.abort(request_id, life.now)
+        jumping.abort(request_id, life.now)
+        stepping.abort(request_id, life.now)
 
 
 def _jump(jumping: Ledger, stepping: Ledger, life: Life, choose: Choose) -> int:
@@ -200,8 +196,6 @@ def _jump(jumping: Ledger, stepping: Ledger, life: Life, choose: Choose) -> int:
         life.now += 0.25
         return 0
     stop, cancelled = choose(((), (), "a", "b")), choose(("nobody", "nobody", *plan.request_ids))
-    if jumping.config.cache_at == "step_end" or jumping.batching in ("prefill_first", "static"):
-        cancelled = "nobody"  # gap: abort-in-jump
     for each in range(plan.repeat):
         single = stepping.schedule(life.now)
         assert single is not None

@@ -347,7 +347,7 @@ def test_a_stopped_member_keeps_its_memory_until_the_group_is_done() -> None:
 
 
 def test_a_static_group_takes_as_many_as_memory_holds() -> None:
-    engine = tiny_engine(batching="static,group_size=3", num_blocks=5)
+    engine = tiny_engine(batching="static,group_size=3,max_wait=2", num_blocks=5)
     for name in "abc":
         engine.add(request(name, prompt=7, max_tokens=1), now=0.0)
     assert shown(step(engine, now=0.0)) == [("a", 0, 7), ("b", 0, 7)]

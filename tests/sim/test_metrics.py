@@ -9,7 +9,7 @@ import pytest
 
 from policies.config import EngineConfig
 from sim.cost import AffineCost
-from sim.metrics import Distribution, Summary, inter_token_latencies, summarise
+from sim.metrics import Distribution, Summary, inter_token_latencies
 from sim.report import quantity, seconds
 from sim.simulate import Run, simulate
 from sim.workload.generate import from_lengths
@@ -57,7 +57,7 @@ def test_rejections_are_results_and_not_errors() -> None:
 
 
 def test_nothing_measured_is_not_zero() -> None:
-    empty = summarise([], [], [])
+    empty = simulate(CONFIG, from_lengths([0.0], [99], [1]), AffineCost(per_step=1.0)).summary
     assert math.isnan(empty.ttft.p99) and empty.ttft.num == 0
     assert empty.request_throughput == 0.0
 
@@ -83,7 +83,7 @@ def test_the_json_form_names_every_metric(run: Run) -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [((0.0123,), "12.3 ms"), ((0.9994,), "999 ms"), ((0.99951,), "1 s"), ((1234.5,), "1,234 s"), ((0.0,), "0 ms"),
-     ((0.01, 0.02), "10 .. 20 ms"), ((0.5, 2.0), "0.5 .. 2 s"), ((0.01, 0.01), "10 ms"), ((math.nan,), "-")],
+     ((0.01, 0.02), "10–20 ms"), ((0.5, 2.0), "0.5–2 s"), ((0.01, 0.01), "10 ms"), ((math.nan,), "-")],
 )  # fmt: skip
 def test_times_read_well(values: tuple[float, ...], text: str) -> None:
     assert seconds(*values) == text
@@ -91,7 +91,7 @@ def test_times_read_well(values: tuple[float, ...], text: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "values", "text"),
-    [("%", (0.123,), "12.3 %"), ("n", (12345,), "12,345"), ("", (3.14159, 250.4), "3.14 .. 250")],
+    [("%", (0.123,), "12.3 %"), ("n", (12345,), "12,345"), ("", (3.14159, 250.4), "3.14–250")],
 )
 def test_quantities_read_well(unit: str, values: tuple[float, ...], text: str) -> None:
     assert quantity(unit, *values) == text

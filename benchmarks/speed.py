@@ -41,14 +41,15 @@ def measure(trace: Path, jumps: bool) -> dict[str, Any]:
     from sim.simulate import simulate
 
     if trace.name == Path(MOONCAKE).name:
-        setup = Setup(trace=trace, model="qwen3-8b", gpu="h200", engine={"max_model_len": 131072})
+        setup = Setup(trace=str(trace), model="qwen3-8b", gpu="h200", engine={"max_model_len": 131072})
     else:
-        setup = Setup(trace=trace, model="llama-2-7b", gpu="a100", engine={"max_num_seqs": 128})
+        setup = Setup(trace=str(trace), model="llama-2-7b", gpu="a100", engine={"max_num_seqs": 128})
     before = yardstick()
     begin = time.perf_counter()
     workload = setup.load()
     loaded = time.perf_counter()
-    run = simulate(setup.config(), workload, setup.cost(), jumps=jumps)
+    config = setup.config()
+    run = simulate(config, workload, setup.cost(config), jumps=jumps)
     simulated = time.perf_counter()
     summary = run.summary
     end = time.perf_counter()

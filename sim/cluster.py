@@ -82,7 +82,11 @@ class Cluster:
             Replica(
                 env,
                 engine,
-                SimulatedExecutor(cost, overlap=engine.config.async_depth > 1),
+                SimulatedExecutor(
+                    cost,
+                    overlap=engine.config.async_depth > 1,
+                    block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
+                ),
                 partial(self._left, index),
                 jumps,
                 rank=index,

@@ -39,12 +39,15 @@ def delay_until(now: float, end: float) -> float:
 class SimulatedExecutor:
     """Holds where each answer ends, which no policy sees.
 
-    `overlap`: host and device work at once, as they do when the next step is scheduled ahead.
+    `overlap`: host and device work at once, as they do when the next step is scheduled ahead. `block_size`: of the
+    prefix cache, whose blocks are hashed and looked up on the host when a request enters; 0 where there is none.
     """
 
-    def __init__(self, cost: StepCost, overlap: bool = False) -> None:
+    def __init__(self, cost: StepCost, overlap: bool = False, block_size: int = 0) -> None:
         self._cost = cost
         self._overlap = overlap
+        self._block_size = block_size
+        self._num_prompt_tokens: dict[str, int] = {}
         self._last_position: dict[str, int] = {}  # of the token whose successor is the answer's last
         self._prepared: tuple[int, list[float]] = (-1, [])
         self._nearest_stop = 0  # steps of the prepared plan until an answer ends
@@ -52,13 +55,14 @@ class SimulatedExecutor:
     def expect(self, request: Request, num_output_tokens: int) -> None:
         """A request will come whose answer has this length."""
         self._last_position[request.request_id] = request.prompt.num_tokens + num_output_tokens - 2
+        self._num_prompt_tokens[request.request_id] = request.prompt.num_tokens
 
     def execute(self, plan: StepPlan) -> StepOutput:
         if not plan.request_ids:
             return StepOutput(self._duration(StepWork(num_requests=plan.num_running)))
         step_id, ends = self._prepared
         if step_id != plan.step_id:
-            return StepOutput(self._duration(work_of(plan)), self._stopped(plan))
+            return StepOutput(self._duration(self._with_lookups(plan, work_of(plan))), self._stopped(plan))
         stopped = self._stopped(plan) if plan.repeat == self._nearest_stop else {}
         return StepOutput(delay_until(plan.time, ends[-1]), stopped)
 
@@ -84,6 +88,15 @@ class SimulatedExecutor:
             work = StepWork(work[0], work[1], work[2], num, context)
         self._prepared = (plan.step_id, ends)
         return len(ends)
+
+    def _with_lookups(self, plan: StepPlan, work: StepWork) -> StepWork:
+        """Blocks of prompts that enter: each is hashed once, and looked up until one is not found."""
+        size = self._block_size
+        if not size or not plan.admitted:
+            return work
+        hashed = sum(self._num_prompt_tokens[e.request_id] // size for e in plan.admitted if not e.resumed)
+        lookups = sum(e.num_cached_tokens // size + 1 for e in plan.admitted)
+        return work._replace(num_blocks_hashed=hashed, num_lookups=lookups)
 
     def _duration(self, work: StepWork) -> float:
         host, device = self._cost.host_time(work), self._cost.device_time(work)

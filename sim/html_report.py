@@ -101,7 +101,7 @@ def _judged(run: Reported) -> Iterator[tuple[str, str]]:
     for kept, line in zip(objectives, lines, strict=False):
         yield GOOD if kept.is_met else BAD, line
     for line in lines[len(objectives) :]:
-        yield BAD if line.startswith("overloaded") else NEITHER, line
+        yield BAD if line.startswith(("overloaded", "warning")) else NEITHER, line
     if not saturation.is_saturated:
         yield NEITHER if "too few" in saturation.reason else GOOD, f"not saturated, as far as seen: {saturation.reason}"
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sim.capacity import GIB
 from sim.metrics import Distribution, Summary
 from sim.slo import Kept
 
@@ -34,12 +35,13 @@ LATENCIES: tuple[tuple[str, Callable[[Summary], Distribution]], ...] = (
     ("E2E", lambda s: s.e2e),
     ("queue delay", lambda s: s.queue_delay),
 )
+HITS_BY_REQUEST = "prefix hits by request"
 RATES: tuple[tuple[str, Pick, str], ...] = (
     ("completed, req/s", lambda s: s.request_throughput, ""),
     ("input, tok/s", lambda s: s.input_throughput, ""),
     ("output, tok/s", lambda s: s.output_throughput, ""),
     ("prefix hits by token", lambda s: s.token_hit_rate, "%"),
-    ("prefix hits by request", lambda s: s.request_hit_rate, "%"),
+    (HITS_BY_REQUEST, lambda s: s.request_hit_rate, "%"),
     ("KV held, mean", lambda s: s.mean_kv_held, "%"),
     ("KV held, most", lambda s: s.max_kv_held, "%"),
     ("KV cached idle, mean", lambda s: s.mean_kv_cached, "%"),
@@ -107,7 +109,14 @@ def verdicts(run: Banded) -> list[str]:
             f"{after}. Percentiles of what waits grow with the length of the trace and are left out"
         )
     lines.append(f"requests waited for {s.binding}" if "nothing" not in s.binding else "hardly anybody waited")
-    return lines
+    return [*lines, *warnings(s)]
+
+
+def warnings(s: Summary) -> list[str]:
+    """What was switched on and came to nothing: a setting is no success."""
+    if s.prefix_caching and s.num_prompt_tokens and not s.num_cached_tokens:
+        return ["warning: prefix caching is on, but not one request found a token of its prompt in the cache"]
+    return []
 
 
 def _kept(kept: Kept) -> str:
@@ -139,8 +148,27 @@ def rate_table(runs: Sequence[Banded]) -> Table:
     table = _table("throughput, cache, memory", [run.name for run in runs])
     for name, pick, unit in RATES:
         if name != "padding tokens" or any(pick(run.summary) for run in runs):
-            table.add_row(name, *[_with_band(run, pick, partial(quantity, unit)) for run in runs])
+            _add_rate(table, runs, name, pick, unit)
     return table
+
+
+def _add_rate(table: Table, runs: Sequence[Banded], name: str, pick: Pick, unit: str) -> None:
+    """A row; after the rates of hits, requests by the length of theirs: many short hits spare little prefill."""
+    table.add_row(name, *[_with_band(run, pick, partial(quantity, unit)) for run in runs])
+    if name != HITS_BY_REQUEST:
+        return
+    for length in dict.fromkeys(length for run in runs for length in run.summary.hit_lengths):
+        count = partial(_num_hits, length)
+        if any(count(run.summary) for run in runs):
+            table.add_row(_of_length(length), *[_with_band(run, count, partial(quantity, "n")) for run in runs])
+
+
+def _of_length(length: str) -> str:
+    return f"  requests with {length} tokens hit"
+
+
+def _num_hits(length: str, summary: Summary) -> float:
+    return summary.hit_lengths.get(length, 0)
 
 
 def class_table(run: Banded) -> Table:
@@ -163,8 +191,11 @@ def difference_table(a_name: str, b_name: str, a: dict[str, Any], b: dict[str, A
             x, y = (figures[key][quantile] for figures in (a, b))
             if x is not None and y is not None:
                 table.add_row(f"{name} {quantile}", seconds(x), seconds(y), _change(x, y))
-    for key in ("request_throughput", "output_throughput", "token_hit_rate", "mean_kv_held", "num_preemptions"):
-        table.add_row(key.replace("_", " "), _digits(a[key]), _digits(b[key]), _change(a[key], b[key]))
+    rows = {key.replace("_", " "): (a[key], b[key]) for key in COMPARED}
+    lengths = {_of_length(length): (num, b["hit_lengths"][length]) for length, num in a["hit_lengths"].items()}
+    for name, (x, y) in {**rows, **lengths}.items():
+        if name in rows or x or y:
+            table.add_row(name, _digits(x), _digits(y), _change(x, y))
     return table
 
 
@@ -183,10 +214,14 @@ def comparison(runs: Sequence[Banded]) -> Table:
             table.add_row(f"{name} {quantile}", *[_with_band(run, pick, seconds) for run in runs])
     for name, rate, unit in RATES:
         if any(rate(run.summary) for run in runs):
-            table.add_row(name, *[_with_band(run, rate, partial(quantity, unit)) for run in runs])
+            _add_rate(table, runs, name, rate, unit)
     return table
 
 
+COMPARED = (
+    *("request_throughput", "output_throughput", "mean_kv_held", "num_preemptions"),
+    *("token_hit_rate", "request_hit_rate"),  # the lengths of hits follow
+)
 QUANTILES = ("mean", "p50", "p90", "p99")
 GROWING = ("TTFT", "E2E", "queue delay")  # with the length of an overloaded run
 
@@ -251,10 +286,38 @@ def print_basis(console: Console, manifest: dict[str, Any], banded: bool) -> Non
         f"cache cold at the start; prefixes shared: {engine['isolation']}",
         highlight=False,
     )
+    console.print(_policies(engine, manifest["slo"]), highlight=False)
+    console.print(_memory(manifest["memory"], engine["num_blocks"] * engine["block_size"]), highlight=False)
     console.print(_front_end(manifest["front_end"]), highlight=False)
     console.print(f"workload: {manifest['workload']['source']}", highlight=False)
     for finding in manifest["workload"]["findings"]:
         console.print(f"  {finding}", highlight=False)
+
+
+def _policies(engine: dict[str, Any], slo: str | None) -> str:
+    """What decides over memory, over latency and over who may share, whether chosen or left to the default."""
+    caching = "on" if engine["enable_prefix_caching"] else "off"
+    return (
+        f"policies: memory by {engine['allocation']} allocation, {engine['eviction']} eviction, "
+        f"{engine['preemption']} preemption; latency by {engine['admission']} admission, {engine['scheduling']} "
+        f"scheduling, {engine['batching']} batching, objectives {slo or 'none'}; "
+        f"security by {engine['isolation']} isolation, prefix caching {caching}"
+    )
+
+
+def _memory(wanted: dict[str, Any], num_tokens: int) -> str:
+    """What running requests want of the KV cache, three ways, beside what there is of it and the weights."""
+    token = wanted["kv_bytes_per_token"]
+    return (
+        f"memory of each GPU: weights {_gib(wanted['weight_bytes'])}, KV cache {_gib(num_tokens * token)}; "
+        f"{wanted['num_requests']:,} running want {_gib(wanted['mean_tokens'] * token)} of KV on average, "
+        f"{_gib(wanted['p99_tokens'] * token)} at p99, {_gib(wanted['worst_tokens'] * token)} "
+        "if each is as long as the context limit"
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{_digits(num_bytes / GIB)} GiB"
 
 
 def _front_end(times: Any) -> str:

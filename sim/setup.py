@@ -15,7 +15,7 @@ from typing import Any
 
 from policies.catalogue import describe, preset, source_hash
 from policies.config import EngineConfig
-from sim.capacity import kv_blocks
+from sim.capacity import demand, kv_blocks
 from sim.conventions import check_convention
 from sim.cost import DatasheetCost
 from sim.cost.graphs import largest_capture
@@ -24,6 +24,7 @@ from sim.hardware import Device, device
 from sim.models import Model, model, stored_as
 from sim.slo import Objective, parse_objectives
 from sim.vllm_args import VllmArgs, server_defaults
+from sim.workload.every import every_item
 from sim.workload.generate import generate
 from sim.workload.load import load
 from sim.workload.transform import parse_transform
@@ -235,6 +236,7 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Datas
             "load_staleness": setup.load_staleness,
         },
         "profile": _profile(cost),
+        "memory": _memory(config, workload, cost),
         "workload": {
             "name": workload.name,
             "source": workload.source,
@@ -249,6 +251,15 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Datas
         "slo": setup.slo,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("numpy", "simpy")}},
     }
+
+
+def _memory(config: EngineConfig, workload: Workload, cost: DatasheetCost) -> dict[str, Any]:
+    """What as many requests as may run want of each GPU, their context limit included: it follows from the rest."""
+    items = every_item(workload)
+    prompts = [item.request.prompt.num_tokens for item in items]
+    outputs = [item.num_output_tokens for item in items]
+    limits = (config.max_num_seqs, config.max_model_len, cost.tensor_parallel)
+    return asdict(demand(cost.model, prompts, outputs, *limits))
 
 
 def _profile(cost: DatasheetCost) -> dict[str, Any]:

@@ -254,6 +254,23 @@ def test_the_steps_of_others_do_not_end_a_jump_where_nothing_follows_from_answer
     assert run.num_plans < 20 < len(run.step_ends)
 
 
+def test_a_moment_is_met_to_the_last_bit() -> None:
+    """No delay added to 0.1 + 0.2 need give 0.9 exactly; the times of events are not sums."""
+    random, times, seen = Random(29), [0.0], list[float]()
+    for _ in range(1000):
+        times.append(times[-1] + 4.0 ** random.uniform(-20, 2))
+    env = simpy.Environment()
+
+    def process() -> object:
+        for time in times:
+            yield Moment(env, time)
+            seen.append(env.now)
+
+    env.process(process())  # type: ignore[arg-type]
+    env.run()
+    assert seen == times
+
+
 def test_the_next_event_besides_steps_is_found_in_any_heap() -> None:
     random = Random(0)
     for _ in range(200):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from policies.catalogue import BATCHING
 from policies.config import EngineConfig
 from policies.prompt import LengthPrompt
-from policies.types import FinishReason, Request
+from policies.types import FinishReason, Request, RequestRecord
 from sim.cost import AffineCost, DatasheetCost, StepCost, StepWork
 from sim.frontend import FrontEnd, FrontEndTimes
 from sim.hardware import device
@@ -140,6 +140,8 @@ def step_ends(now: float, prompt: int, answer: int, budget: int) -> Iterator[flo
             work = StepWork(1, 1, int(end == prompt), 1, end)
         else:
             work = StepWork(num, 1, int(end == prompt), 0, 0, 1, num * (2 * start + num + 1), end)
+        if not start:  # it enters: its blocks are hashed and looked up
+            work = work._replace(num_blocks_hashed=prompt // 16, num_lookups=1)
         now += DATASHEET.host_time(work) + DATASHEET.device_time(work)
         start = end
     yield now
@@ -410,6 +412,28 @@ def test_who_gave_up_asks_again_without_waiting_for_the_engine() -> None:
     for times in (TIMES, None):
         run = simulate(small(), chat, STEP, front_end=times)
         assert {record.request_id: record.arrival_time for record in run.records} == {"a": 0.0, "b": 0.75}
+
+
+class Told(Workload):
+    """Remembers what it was told, and when, by request."""
+
+    def on_outcome(self, record: RequestRecord, now: float) -> Sequence[WorkItem]:
+        outcomes.append((record.request_id, record.reason, now))
+        return ()
+
+
+outcomes: list[tuple[str, FinishReason, float]] = []
+
+
+@pytest.mark.parametrize("front_end", [None, FrontEndTimes.off(), FrontEndTimes()], ids=["none", "off", "on"])
+def test_a_workload_is_told_once_of_each_request_when_its_client_knows(front_end: FrontEndTimes | None) -> None:
+    outcomes.clear()
+    workload = Told("told", crowd(3, impatient=0.5).items)
+    run = simulate(small(), workload, DECIMAL, front_end=front_end)
+    assert Counter(name for name, _, _ in outcomes) == {each.request.request_id: 1 for each in workload.items}
+    if run.clients:
+        told = [(client.request_id, client.reason, client.finish_time) for client in run.clients]
+        assert sorted(told, key=str) == sorted(outcomes, key=str)
 
 
 def test_a_refusal_and_when_to_try_again_reach_the_client(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from policies.catalogue import ALLOCATION, BATCHING, ISOLATION, PREEMPTION, SCHEDULING, build
+from policies.catalogue import ALLOCATION, BATCHING, EVICTION, ISOLATION, PREEMPTION, SCHEDULING, build
 from policies.config import EngineConfig
 from policies.journal import replay
 from policies.prompt import ContentPrompt, LengthPrompt, Prompt
@@ -344,6 +344,7 @@ def drawn(random: Random, batching: str, allocation: str) -> EngineConfig:
         allocation=allocation,
         preemption=random.choice(list(PREEMPTION)),
         scheduling=random.choice(list(SCHEDULING)),
+        eviction=random.choice(list(EVICTION)),
         isolation=random.choice(list(ISOLATION)),
         enable_prefix_caching=allocation in SHARING and random.random() < 0.7,
         long_prefill_token_threshold=random.choice((0, 0, 12)),

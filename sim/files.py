@@ -6,7 +6,7 @@ import gzip
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +29,8 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
             with _opened(partial, path) as file:
                 yield file
         except BaseException:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise
         os.replace(partial, path)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sim.capacity import GIB
@@ -178,7 +179,7 @@ def class_table(run: Banded) -> Table:
         growing = (c.ttft.p50, c.ttft.p99) if not run.summary.saturation.is_saturated else (math.nan, math.nan)
         times = (*growing, c.tpot.p50, c.tpot.p99, c.e2e.p99 if not math.isnan(growing[0]) else math.nan)
         counts = (f"{c.num_requests:,}", f"{c.num_completed:,}")
-        table.add_row(name, *counts, *map(seconds, times), quantity("%", c.attainment))
+        table.add_row(escape(name), *counts, *map(seconds, times), quantity("%", c.attainment))
     return table
 
 
@@ -233,9 +234,9 @@ def _quantile(latency: Callable[[Summary], Distribution], name: str, summary: Su
 
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(title, no_wrap=True)
+    table.add_column(escape(title), no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(escape(column), justify="right", no_wrap=True)
     return table
 
 
@@ -261,9 +262,9 @@ def provenance(profile: dict[str, Any], banded: bool) -> str:
 
 
 def print_run(console: Console, run: Banded, manifest: dict[str, Any]) -> None:
-    console.print(answer(run), style="bold", highlight=False)
+    console.print(answer(run), style="bold", highlight=False, markup=False)
     for line in verdicts(run):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     console.print()
     console.print(latency_table(run), highlight=False)
     console.print()
@@ -289,9 +290,9 @@ def print_basis(console: Console, manifest: dict[str, Any], banded: bool) -> Non
     console.print(_policies(engine, manifest["slo"]), highlight=False)
     console.print(_memory(manifest["memory"], engine["num_blocks"] * engine["block_size"]), highlight=False)
     console.print(_front_end(manifest["front_end"]), highlight=False)
-    console.print(f"workload: {manifest['workload']['source']}", highlight=False)
+    console.print(f"workload: {manifest['workload']['source']}", highlight=False, markup=False)
     for finding in manifest["workload"]["findings"]:
-        console.print(f"  {finding}", highlight=False)
+        console.print(f"  {finding}", highlight=False, markup=False)
 
 
 def _policies(engine: dict[str, Any], slo: str | None) -> str:

@@ -4,10 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHARED ?= ../shared
 
-.PHONY: demo test lint types contracts tests bench clean
+.PHONY: demo dashboard browser test lint types contracts tests bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/servetwin demo --shared $(SHARED)/data/traces
+
+dashboard: $(VENV)/ready-app
+	$(BIN)/streamlit run app.py --server.address 127.0.0.1 --browser.gatherUsageStats false \
+	  --server.showEmailPrompt false --server.maxUploadSize 1024 --client.toolbarMode minimal
+
+# For the browser test, which is skipped where there is no chromium: Debian's, if we may install it.
+browser:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null \
+	  || echo "chromium could not be installed: the browser test will be skipped"; fi
 
 test: lint types contracts tests
 
@@ -32,10 +42,15 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
+$(VENV)/ready-app: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[app]"
+	touch $@ $(VENV)/ready
+
 $(VENV)/ready-dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	touch $@ $(VENV)/ready
+	touch $@ $(VENV)/ready $(VENV)/ready-app
 
 clean:
 	rm -rf $(VENV) demo-results

@@ -104,7 +104,7 @@ class FrontEnd:
     """Takes requests from clients to a cluster, and answers back; a Door, and the cluster's Listener.
 
     `on_record` hears of each request once no engine has it (any more), and of its replica; `on_answer`, if given, when
-    its answer or refusal is with a client that still waits.
+    its answer or refusal is with the client, or would be if that had not left.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ class FrontEnd:
         visit.answer_time = self._at_client(sent)
         self._api_server(visit).forget(record.request_id)
         self._end(visit, record)
-        if visit.left_time is None and (self._on_answer or self.gateway):
-            self.env.process(self._go_back(visit, sent))
+        if self._on_answer is not None or self.gateway is not None:
+            self.env.process(self._go_back(visit, record, sent))
 
     def _sent_time(self, visit: Visit, record: RequestRecord) -> float:
         """When its last token leaves the stream loop, or word of its end the API server."""
@@ -274,13 +274,12 @@ class FrontEnd:
     def _at_client(self, sent: float) -> float:
         return sent + self.times.server_link_time + self.times.client_link_time
 
-    def _go_back(self, visit: Visit, sent: float) -> Process:
+    def _go_back(self, visit: Visit, record: RequestRecord, sent: float) -> Process:
         yield Moment(self.env, sent + self.times.server_link_time)
         self._free_slot(visit)
         yield from self._spend(self.times.client_link_time)
-        if self._on_answer is not None and visit.left_time is None:
-            assert visit.record is not None
-            self._on_answer(visit.record)
+        if self._on_answer is not None:
+            self._on_answer(record)
 
     def _end(self, visit: Visit, record: RequestRecord) -> None:
         visit.record = record

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from tests.theory import cancel, simulate_with
 from tests.worlds import request, run_to_end, tiny_engine
 
 AFFINE = AffineCost(per_step=1 / 32, per_token=1 / 1024, per_request=1 / 512)
-DATASHEET = DatasheetCost(model("llama-3-8b"), device("h100"))
+DATASHEET = DatasheetCost(model("llama-3-8b"), device("h100"), host_time_per_hash=0.0, host_time_per_lookup=0.0)
 
 
 def crowd(seed: int, num: int = 60, prompt: int = 60, answer: int = 40) -> Workload:
@@ -273,6 +274,20 @@ def test_a_hit_spares_whole_blocks_and_never_the_last_token(
     assert record.num_cached_tokens == hit
     ends = alone(cost, 1000.0, prompt, hit, answer, budget, block_size)
     assert (record.first_token_time, record.finish_time) == ends
+
+
+def test_blocks_are_hashed_and_looked_up_in_the_step_that_lets_a_request_in() -> None:
+    """T20 with the time of a lookup: 6 whole blocks in 100 tokens, of which 2 are found and the third is not."""
+    requests = [
+        Request("first", 0.0, ContentPrompt(100, tuple(range(100)), 1), max_tokens=1),
+        Request("second", 1000.0, ContentPrompt(100, (*range(40), *range(-60, 0)), 1), max_tokens=2),
+    ]
+    workload = Workload("two", [WorkItem(request, request.max_tokens) for request in requests])
+    free = simulate(EngineConfig(), workload, DATASHEET).records[1]
+    dear = replace(DATASHEET, host_time_per_hash=2.0, host_time_per_lookup=16.0)
+    billed = simulate(EngineConfig(), workload, dear).records[1]
+    assert billed.prefill_time - free.prefill_time == pytest.approx(6 * 2.0 + 3 * 16.0, rel=1e-12)
+    assert billed.decode_time == pytest.approx(free.decode_time, rel=1e-9)
 
 
 # -- the utilisation law ----------------------------------------------------------------------------------------------

@@ -76,8 +76,9 @@ class RecordingEngine(EngineCore):
         return failed
 
     def reset_prefix_cache(self, now: float, reset_running: bool = False) -> bool:
+        num_left = len(self._records)
         done = super().reset_prefix_cache(now, reset_running)
-        self._tell({"reset": reset_running, "now": now, "done": done})
+        self._tell({"reset": reset_running, "now": now, "done": done} | self._left_since(num_left))
         return done
 
     def _plan_line(self, plan: StepPlan) -> Line:

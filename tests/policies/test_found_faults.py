@@ -136,6 +136,17 @@ def test_abort_then_fail_a_reader_that_left_takes_its_keys_along() -> None:
     assert engine.schedule(now=1.0).admitted[1].num_cached_tokens == 4  # 8
 
 
+def test_abort_then_fail_what_was_computed_behind_a_failed_step_is_not_found() -> None:
+    """Depth 2: the prompt's second chunk is in flight behind the first, which fails."""
+    engine = tiny_engine(async_depth=2, max_num_batched_tokens=4)
+    engine.add(request("a", prompt=range(8), max_tokens=1), now=0.0)
+    first, second = engine.schedule(now=0.0), engine.schedule(now=0.0)
+    assert first is not None and second is not None
+    engine.fail(first, now=1.0)
+    finish(engine, second, now=1.0)
+    assert engine.kv.num_idle_cached == 0  # 1: the second block, though computed from rubbish
+
+
 def test_innocents_do_not_fail_with_a_step_they_had_no_part_in() -> None:
     """b was given the blocks of a, which was preempted; then the step in which a had written them failed."""
     engine = tiny_engine(num_blocks=7, block_size=2, max_num_batched_tokens=16, batching="prefill_first",
@@ -238,6 +249,31 @@ def test_stall_is_not_the_time_in_a_step_that_a_reset_threw_away() -> None:
     assert run_to_end(engine, now=1.0)["a"].stall_time == 0.0  # 0.75
 
 
+def test_stall_is_not_the_time_before_a_reset_if_the_step_it_threw_away_fails() -> None:
+    engine = tiny_engine()
+    engine.add(request("a"), now=0.0)
+    step(engine, now=0.0)
+    plan = engine.schedule(now=2.0)
+    assert plan is not None
+    engine.reset_prefix_cache(now=3.0, reset_running=True)
+    engine.fail(plan, now=4.0)
+    (record,) = engine.drain_records()
+    assert (record.stall_time, record.decode_time, record.requeue_time) == (1.0, 1.0, 1.0)  # 2, 0, 1
+
+
+def test_stall_of_a_static_member_that_is_done_lasts_until_its_group_is_answered() -> None:
+    """Depth 2: the step in flight computes a token for it that nobody wants."""
+    engine = tiny_engine(batching=STATIC, async_depth=2)
+    for name in ("done", "other"):
+        engine.add(request(name, max_tokens=9), now=0.0)
+    first, _ = engine.schedule(now=0.0), engine.schedule(now=0.0)
+    assert first is not None
+    finish(engine, first, now=1.0, stop=["done"])
+    engine.abort("other", now=1.5)
+    record = next(each for each in engine.drain_records() if each.request_id == "done")
+    assert (record.prefill_time, record.decode_time, record.stall_time) == (1.0, 0.0, 0.5)  # 1, 0.5, 0
+
+
 # -- repeated steps ---------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +331,16 @@ def test_reset_in_jump_drops_only_the_last_token() -> None:
         finish(engine, plan, now=4.0)
         found.append(state_of(engine, "a").num_output_tokens)
     assert found[0] == found[1]  # 1, 3
+
+
+def test_abort_in_jump_after_a_reset_counts_its_tokens_once() -> None:
+    engine = tiny_engine()
+    engine.add(request("a", prompt=4, max_tokens=20), now=0.0)
+    step(engine, now=0.0)
+    engine.schedule(1.0, repeats=lambda plan, limit: 3)
+    engine.reset_prefix_cache(now=3.5, reset_running=True)
+    engine.abort("a", now=3.75)
+    assert engine.drain_records()[0].num_output_tokens == 3  # 5
 
 
 # -- counts -----------------------------------------------------------------------------------------------------------

@@ -123,6 +123,19 @@ def test_a_small_day_reads_like_this() -> None:
     assert lines[7]["left"] == [["a", "length"]]
 
 
+def test_a_reset_that_answers_a_member_that_is_done_tells_who_left() -> None:
+    lines: list[str] = []
+    engine = tiny_engine(lines.append, batching="static,max_wait=0")
+    for name, max_tokens in (("done", 1), ("other", 9)):
+        engine.add(request(name, max_tokens=max_tokens), now=0.0)
+    plan = engine.schedule(now=0.0)
+    assert plan is not None
+    finish(engine, plan, now=1.0)
+    engine.reset_prefix_cache(now=2.0, reset_running=True)
+    assert json.loads(lines[-1]) == {"reset": True, "now": 2.0, "done": True, "left": [["done", "length"]]}
+    assert replayed(lines).divergence is None
+
+
 # -- the first difference ---------------------------------------------------------------------------------------------
 
 

@@ -200,10 +200,7 @@ LOOPS = {"open": {}, "two API servers": {"num_api_servers": 2}, "bounded": {"max
 @pytest.mark.parametrize("batching", BATCHING)
 def test_many_steps_at_once_are_many_steps_to_clients(batching: str, loop: dict[str, int], cost: StepCost) -> None:
     """Not a bit of a time differs, though some leave in the middle of a jump."""
-    impatient = (
-        0.0 if batching == "prefill_first" else 0.3
-    )  # gap: abort-after-stall, tokens of the jump are not counted
-    workload = crowd(2, span=0.5 if cost is DATASHEET else 8.0, impatient=impatient, tick=0.0079)
+    workload = crowd(2, span=0.5 if cost is DATASHEET else 8.0, impatient=0.3, tick=0.0079)
     times = FrontEndTimes(client_link_time=0.003, **loop)
     config = small(batching=batching, num_blocks=64)
     jumped, stepped = (simulate(config, workload, cost, jumps=jumps, front_end=times) for jumps in (True, False))

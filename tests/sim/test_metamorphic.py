@@ -405,6 +405,18 @@ def test_a_prompt_that_waits_for_the_next_budget_ends_a_jump(batching: str) -> N
     assert came_out(jumped) == came_out(stepped)
 
 
+def test_a_jump_that_lets_somebody_back_in_is_billed_the_lookup() -> None:
+    """The second yields at a block's end and finds all its blocks again, so its return looks like a decode."""
+    requests = [Request(name, 0.0, LengthPrompt(7), answer) for name, answer in (("first", 4), ("second", 12))]
+    workload = Workload("two", [WorkItem(request, request.max_tokens) for request in requests])
+    jumped, stepped = (
+        simulate(small(num_blocks=5, block_size=4, max_model_len=20), workload, DATASHEET, jumps=jumps)
+        for jumps in (True, False)
+    )
+    assert stepped.engine.prefix_stats_resumed.num_hit_tokens == 8
+    assert came_out(jumped) == came_out(stepped)
+
+
 # -- one seed, one output ---------------------------------------------------------------------------------------------
 
 PROGRAM = """

@@ -354,11 +354,11 @@ def _demo_cases(shared: Path) -> list[tuple[str, Setup, Arms]]:
     azure = shared / "azure-llm-2023" / "AzureLLMInferenceTrace_conv.csv"
     mooncake = shared / "mooncake-fast25" / "conversation_trace.jsonl"
     long = {"max_model_len": 131072}
-    cases = [("built-in chat, 12 req/s", Setup(workload="chat", rate=12.0, num_requests=500), batching)]
+    cases = [("built-in chat, 12 req/s", Setup(workload="chat", rate=12.0, num_requests=300), batching)]
     if azure.is_file():
-        cases.append(("Azure 2023 conversation", Setup(trace=str(azure), num_requests=1000), batching))
+        cases.append(("Azure 2023 conversation", Setup(trace=str(azure), num_requests=500), batching))
     if mooncake.is_file():
-        setup = Setup(trace=str(mooncake), num_requests=500, rate=0.8, model="qwen3-8b", gpu="h200", engine=long)
+        setup = Setup(trace=str(mooncake), num_requests=250, rate=0.8, model="qwen3-8b", gpu="h200", engine=long)
         cases.append(("Mooncake conversation, at 0.8 req/s, Qwen3-8B on H200", setup, sharing))
     return cases
 

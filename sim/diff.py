@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # Follows from other entries, or says the same in other words.
-DERIVED = ("policies.", "memory.", "isolation", "profile.band", "profile.efficiency_source")
+DERIVED = ("policies.", "memory.", "isolation", "profile.band", "profile.efficiency_source", "vllm_flags")
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -290,6 +290,7 @@ def print_basis(console: Console, manifest: dict[str, Any], banded: bool) -> Non
     console.print(_policies(engine, manifest["slo"]), highlight=False)
     console.print(_memory(manifest["memory"], engine["num_blocks"] * engine["block_size"]), highlight=False)
     console.print(_front_end(manifest["front_end"]), highlight=False)
+    console.print(f"as vLLM flags: {manifest['vllm_flags']}", highlight=False, markup=False)
     console.print(f"workload: {manifest['workload']['source']}", highlight=False, markup=False)
     for finding in manifest["workload"]["findings"]:
         console.print(f"  {finding}", highlight=False, markup=False)

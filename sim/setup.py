@@ -23,7 +23,7 @@ from sim.frontend import FrontEndTimes
 from sim.hardware import Device, device
 from sim.models import Model, model, stored_as
 from sim.slo import Objective, parse_objectives
-from sim.vllm_args import VllmArgs, server_defaults
+from sim.vllm_args import VllmArgs, serve_command, server_defaults
 from sim.workload.every import every_item
 from sim.workload.generate import generate
 from sim.workload.load import load
@@ -249,6 +249,7 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Datas
         "front_end": "off" if front_end is None else asdict(front_end),
         "convention": setup.convention,
         "slo": setup.slo,
+        "vllm_flags": recommended_flags(config, setup),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("numpy", "simpy")}},
     }
 
@@ -260,6 +261,11 @@ def _memory(config: EngineConfig, workload: Workload, cost: DatasheetCost) -> di
     outputs = [item.num_output_tokens for item in items]
     limits = (config.max_num_seqs, config.max_model_len, cost.tensor_parallel)
     return asdict(demand(cost.model, prompts, outputs, *limits))
+
+
+def recommended_flags(config: EngineConfig, setup: Setup) -> str:
+    """How to start vLLM as it was simulated, as far as it has the setting."""
+    return serve_command(setup.model, config, setup.tensor_parallel, setup.gpu_memory_utilization)
 
 
 def _profile(cost: DatasheetCost) -> dict[str, Any]:

@@ -169,14 +169,19 @@ def server_defaults(device: Device) -> dict[str, Any]:
     return {"max_num_batched_tokens": 8192 if is_large else 2048, "max_num_seqs": 1024 if is_large else 256}
 
 
-def recommended_flags(model: str, config: EngineConfig) -> str:
+def serve_command(
+    model: str, config: EngineConfig, tensor_parallel: int = 1, gpu_memory_utilization: float = 0.9
+) -> str:
     """The `vllm serve` command that sets the engine as simulated, as far as vLLM has the setting."""
     flags = [
         f"--max-num-seqs {config.max_num_seqs}",
         f"--max-num-batched-tokens {config.max_num_batched_tokens}",
         f"--max-model-len {config.max_model_len}",
         f"--block-size {config.block_size}",
+        f"--gpu-memory-utilization {gpu_memory_utilization:g}",
     ]
+    if tensor_parallel > 1:
+        flags.append(f"--tensor-parallel-size {tensor_parallel}")
     if not config.enable_prefix_caching:
         flags.append("--no-enable-prefix-caching")
     if config.scheduling == "priority":

@@ -8,7 +8,7 @@ import pytest
 
 from policies.config import EngineConfig
 from sim.hardware import device
-from sim.vllm_args import parse_command, parse_yaml, recommended_flags, server_defaults
+from sim.vllm_args import parse_command, parse_yaml, serve_command, server_defaults
 
 COMMAND = (
     "vllm serve meta-llama/Meta-Llama-3-8B --max-num-seqs 128 --max-num-batched-tokens=8192 --max_model_len 16k "
@@ -86,7 +86,7 @@ def test_the_flags_that_are_recommended_read_back_as_the_configuration() -> None
     config = EngineConfig(
         max_num_seqs=48, max_num_batched_tokens=4096, enable_prefix_caching=False, scheduling="priority"
     )
-    args = parse_command(recommended_flags("some/model", config))
+    args = parse_command(serve_command("some/model", config))
     assert args.model == "some/model"
     for name, value in args.engine.items():
         if name != "preemption":

@@ -43,6 +43,7 @@ CudaGraphs = Annotated[str | None, typer.Option(help="full, piecewise or eager."
 Memory = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="Share of GPU memory to use.")]
 NumReplicas = Annotated[int | None, typer.Option(help="Engines behind one router.")]
 Routing = Annotated[str | None, typer.Option(help="Which replica? round_robin, least_loaded.")]
+Staleness = Annotated[float | None, typer.Option(help="How old, in seconds, what the router knows may be.")]
 FrontEnd = Annotated[str | None, typer.Option(help="default, or off: latencies at the engine.")]
 Slo = Annotated[str | None, typer.Option(help="Objectives: ttft_p99<1s,tpot<50ms")]
 Convention = Annotated[str | None, typer.Option(help="What TPOT and ITL mean: vllm, guidellm, aiperf, distserve.")]
@@ -97,6 +98,7 @@ def simulate(
     gpu_memory_utilization: Memory = None,
     num_replicas: NumReplicas = None,
     routing: Routing = None,
+    load_staleness: Staleness = None,
     front_end: FrontEnd = None,
     slo: Slo = None,
     convention: Convention = None,

@@ -419,10 +419,11 @@ class EngineCore:
 
     def _may_repeat(self, step: Step) -> bool:
         """Whether the next step would be decided like this one, if all in it just decode."""
-        is_closed = not step.preempted and not step.is_singular and not self._held and not self._needs_tokens
+        if step.admitted or step.preempted or step.is_singular or self._held or self._needs_tokens:
+            return False
         if self._answers_may_be_found and len(self.scheduling):
             return False  # the next step might find a block that this one fills
-        return self._policies_repeat and is_closed and len(step.entries) == len(self.running) - self.num_stopped
+        return self._policies_repeat and len(step.entries) == len(self.running) - self.num_stopped
 
     def _advance(self, entries: dict[RequestState, int]) -> list[bool]:
         """Count the granted tokens as computed, optimistically, as in vLLM; tells who will yield an output token."""

@@ -90,7 +90,8 @@ class ApiServer:
         """Tokens of steps with these ends, the first of which began at `begin`."""
         arrivals = [end + link_time for end in ends] if link_time else ends
         if not self.hung_up:
-            self.stream.send([self.numbers[name] for name in names if name in self.numbers], arrivals)
+            numbers = list(map(self.numbers.get, names))
+            self.stream.send([each for each in numbers if each is not None], arrivals)
             return
         # Who hung up meanwhile did so in the last step: equal steps are only taken at once up to the next event.
         self.stream.send(self._listening(names, math.nextafter(begin, math.inf)), arrivals[:-1])

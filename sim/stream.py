@@ -103,7 +103,7 @@ class StreamLoop:
         """Tokens of it may come."""
         self._unsent.add(answer)
 
-    def send(self, answers: Sequence[int], arrivals: Sequence[float]) -> None:
+    def send(self, answers: list[int], arrivals: Sequence[float]) -> None:
         """A token of each answer comes at each arrival."""
         if not answers or not arrivals:
             return
@@ -115,7 +115,7 @@ class StreamLoop:
             self._starts.append(start)
             free = start + work
         self.free_at = free
-        self._answers.extend(answers)
+        self._answers.fromlist(answers)
         self._widths.append(len(answers))
         self._repeats.append(len(arrivals))
 

@@ -306,6 +306,18 @@ def both_ways(cache_at: str, batching: str) -> list[tuple[int, int]]:
     return found
 
 
+def test_a_return_that_looks_like_a_decode_is_not_repeated() -> None:
+    """b finds all its blocks again and enters by one token; c, whose prompt is not cut beside it, enters next."""
+    engine = tiny_engine(num_blocks=5, max_num_batched_tokens=8, max_model_len=20, batching="prefill_first")
+    for name, prompt, max_tokens in (("a", 7, 4), ("b", 7, 12), ("c", 8, 2)):
+        engine.add(request(name, prompt, max_tokens), now=0.0)
+    now = 0.0
+    while not any(entry.resumed for entry in (plan := engine.schedule(now, lambda plan, limit: limit)).admitted):
+        now += plan.repeat
+        finish(engine, plan, now)
+    assert (shown(plan), plan.repeat) == ([("b", 8, 1)], 1)  # 4
+
+
 def test_abort_in_jump_counts_the_tokens_single_steps_would_have_given() -> None:
     jumped, stepped = both_ways("schedule", "prefill_first")
     assert jumped[0] == stepped[0]  # 2, 5

@@ -204,7 +204,7 @@ def _jump(jumping: Ledger, stepping: Ledger, life: Life, choose: Choose) -> int:
         assert [chunk[:3] for chunk in single.chunks] == [
             (request_id, start + each, num_tokens) for request_id, start, num_tokens, *_ in plan.chunks
         ]
-        assert (single.admitted, single.preempted) == (() if each else plan.admitted, plan.preempted)
+        assert (single.admitted, single.preempted) == (plan.admitted, plan.preempted)
         life.now += 0.25
         if each == plan.repeat - 1:
             for ledger in (jumping, stepping):

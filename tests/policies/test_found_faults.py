@@ -312,9 +312,11 @@ def test_a_return_that_looks_like_a_decode_is_not_repeated() -> None:
     for name, prompt, max_tokens in (("a", 7, 4), ("b", 7, 12), ("c", 8, 2)):
         engine.add(request(name, prompt, max_tokens), now=0.0)
     now = 0.0
-    while not any(entry.resumed for entry in (plan := engine.schedule(now, lambda plan, limit: limit)).admitted):
+    plan = engine.schedule(now, repeats=lambda plan, limit: limit)
+    while not any(entry.resumed for entry in plan.admitted):
         now += plan.repeat
         finish(engine, plan, now)
+        plan = engine.schedule(now, repeats=lambda plan, limit: limit)
     assert (shown(plan), plan.repeat) == ([("b", 8, 1)], 1)  # 4
 
 

@@ -317,7 +317,7 @@ def test_a_return_that_looks_like_a_decode_is_not_repeated() -> None:
         now += plan.repeat
         finish(engine, plan, now)
         plan = engine.schedule(now, repeats=lambda plan, limit: limit)
-    assert (shown(plan), plan.repeat) == ([("b", 8, 1)], 1)  # 4
+    assert (shown(plan), plan.repeat) == ([("b", 8, 1)], 1)  # 10
 
 
 def test_abort_in_jump_counts_the_tokens_single_steps_would_have_given() -> None:

@@ -90,8 +90,7 @@ class ApiServer:
         """Tokens of steps with these ends, the first of which began at `begin`."""
         arrivals = [end + link_time for end in ends] if link_time else ends
         if not self.hung_up:
-            numbers = list(map(self.numbers.get, names))
-            self.stream.send([each for each in numbers if each is not None], arrivals)
+            self.stream.send([self.numbers[name] for name in names if name in self.numbers], arrivals)
             return
         # Who hung up meanwhile did so in the last step: equal steps are only taken at once up to the next event.
         self.stream.send(self._listening(names, math.nextafter(begin, math.inf)), arrivals[:-1])
@@ -166,17 +165,20 @@ class FrontEnd:
         times, api = self.times, self._api_server(visit)
         yield from self._spend(times.server_link_time)
         visit.api_in_time = self.env.now
-        with api.loop.request() as turn:
-            yield turn
-            yield from self._spend(times.api_time_per_request)
+        yield from self._use(api.loop, times.api_time_per_request)
         visit.api_out_time = self.env.now
-        with api.tokenisers.request() as turn:
-            yield turn
-            yield from self._spend(times.tokenise_time(visit.request))
+        yield from self._use(api.tokenisers, times.tokenise_time(visit.request))
         visit.tokenised_time = self.env.now
         api.expect(visit)
         yield from self._spend(times.engine_link_time)
         self._cluster.submit(visit.replica, visit.item)
+
+    def _use(self, resource: simpy.Resource, time: float) -> Process:
+        with resource.request() as turn:
+            if not turn.triggered:
+                yield turn
+            if time:
+                yield self.env.timeout(time)
 
     def _spend(self, time: float) -> Process:
         if time:
@@ -242,7 +244,7 @@ class FrontEnd:
     def stepped(self, index: int, plan: StepPlan, ends: Sequence[float]) -> None:
         """Tokens were computed; each step of the plan gives one to each of those that sample."""
         names = list(compress(plan.request_ids, plan.samples))
-        if not self._gone.keys().isdisjoint(names):
+        if self._gone and not self._gone.keys().isdisjoint(names):
             self._count_zombies(names, ends)
         if not self._answers_whole:
             for api in self.servers[index]:

@@ -151,9 +151,9 @@ class Simulation:
 
     def _placed(self, index: int, record: RequestRecord) -> RequestRecord:
         """Its steps counted among those of all replicas."""
-        shift = sum(len(replica.step_ends) for replica in self.cluster.replicas[:index])
-        if not shift:
+        if not index:
             return record
+        shift = sum(len(replica.step_ends) for replica in self.cluster.replicas[:index])
         return replace(record, token_spans=tuple((step + shift, num) for step, num in record.token_spans))
 
     def _with_clients(self, run: Run, front_end: FrontEnd) -> Run:

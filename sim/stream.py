@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Deliveries:
     """When tokens came to their clients, answer by answer and in order of time.
 
@@ -70,7 +70,7 @@ class Deliveries:
 
 
 def merged(parts: Sequence[Deliveries], links: tuple[float, ...] = ()) -> Deliveries:
-    """Of loops that have no answer in common, and the links their tokens take to the clients."""
+    """Answer by answer: of loops that have no answer in common, and the links their tokens take to the clients."""
     shifts = _begins(_ints([len(part.starts) for part in parts]))
     answers = np.concatenate([part.answers for part in parts])
     order = np.argsort(answers, kind="stable")
@@ -92,10 +92,12 @@ class StreamLoop:
         self._time_per_request = time_per_request
         self._time_per_token = time_per_token
         self._unsent: set[int] = set()  # answers whose first token has not come
-        self._answers = array("q")  # of each plan, in its order
+        self._batch: list[int] = []  # answers that got a token in the last step
+        self._num_firsts = 0  # of these tokens
+        self._answers = array("q")  # by batch and place in it
         self._firsts = array("q")  # places in `_answers` of first tokens
-        self._widths = array("q")  # tokens a step, by plan
-        self._repeats = array("q")  # steps, by plan
+        self._widths = array("q")  # tokens a step, by batch
+        self._repeats = array("q")  # steps, by batch
         self._starts = array("d")  # by step
         self._whole: list[tuple[int, float]] = []
 
@@ -107,36 +109,39 @@ class StreamLoop:
         """A token of each answer comes at each arrival."""
         if not answers or not arrivals:
             return
-        num_firsts = self._num_firsts(answers)
-        assert not num_firsts or len(arrivals) == 1, "an answer cannot begin in each of several steps"
-        work, free = self._lag(len(answers) - 1, num_firsts), self.free_at
+        if answers != self._batch or self._num_firsts:
+            self._begin(answers)
+        assert not self._num_firsts or len(arrivals) == 1, "an answer cannot begin in each of several steps"
+        self._repeats[-1] += len(arrivals)
+        work, free = self._lag(len(answers) - 1, self._num_firsts), self.free_at
         for arrival in arrivals:
             start = arrival if arrival > free else free
             self._starts.append(start)
             free = start + work
         self.free_at = free
+
+    def _begin(self, answers: list[int]) -> None:
+        """A batch: consecutive steps that give tokens to the same answers, and take equally long."""
+        firsts = []
+        if not self._unsent.isdisjoint(answers):
+            begin = len(self._answers)
+            firsts = [begin + place for place, answer in enumerate(answers) if answer in self._unsent]
+            self._unsent.difference_update(answers)
+        self._batch, self._num_firsts = answers, len(firsts)
+        self._firsts.fromlist(firsts)
         self._answers.fromlist(answers)
         self._widths.append(len(answers))
-        self._repeats.append(len(arrivals))
-
-    def _num_firsts(self, answers: Sequence[int]) -> int:
-        if self._unsent.isdisjoint(answers):
-            return 0
-        begin = len(self._answers)
-        firsts = [begin + place for place, answer in enumerate(answers) if answer in self._unsent]
-        self._unsent.difference_update(answers)
-        self._firsts.extend(firsts)
-        return len(firsts)
+        self._repeats.append(0)
 
     def _lag(self, place: int, num_firsts: int) -> float:
         return (place + 1) * self._time_per_token + num_firsts * self._time_per_request
 
     def sent_at(self, answer: int) -> float:
         """When the last token that came of this answer leaves; it must have come with the last step."""
-        begin = len(self._answers) - self._widths[-1]
-        at = self._answers.index(answer, begin)
-        num_firsts = sum(begin <= each <= at for each in self._firsts[-self._widths[-1] :])
-        return self._starts[-1] + self._lag(at - begin, num_firsts)
+        place = self._batch.index(answer)
+        end = len(self._answers) - len(self._batch) + place
+        firsts = self._firsts[-self._num_firsts :] if self._num_firsts else ()
+        return self._starts[-1] + self._lag(place, sum(each <= end for each in firsts))
 
     def send_whole(self, answer: int, num_tokens: int, arrival: float) -> float:
         """An answer comes in one piece and leaves in one; returns when."""
@@ -147,7 +152,7 @@ class StreamLoop:
     # -- afterwards -----------------------------------------------------------------------------------------------
 
     def deliveries(self) -> Deliveries:
-        """Of all tokens so far; a whole answer counts as one."""
+        """Of all tokens so far, in the order of plans; a whole answer counts as one."""
         answers, widths, repeats = map(_ints, (self._answers, self._widths, self._repeats))
         streamed = Deliveries(
             answers,
@@ -156,10 +161,12 @@ class StreamLoop:
             self._lags(widths),
             np.array(self._starts, dtype=np.float64),
         )
-        numbers, times = _ints([answer for answer, _ in self._whole]), np.array([time for _, time in self._whole])
-        num = len(numbers)
-        whole = Deliveries(numbers, np.arange(num), np.ones(num, dtype=np.int64), np.zeros(num), times)
-        return merged((streamed, whole))
+        return merged((streamed, self._whole_ones())) if self._whole else streamed
+
+    def _whole_ones(self) -> Deliveries:
+        answers, times = _ints([answer for answer, _ in self._whole]), np.array([time for _, time in self._whole])
+        num = len(answers)
+        return Deliveries(answers, np.arange(num), np.ones(num, dtype=np.int64), np.zeros(num), times)
 
     def _lags(self, widths: Ints) -> Floats:
         """From the start of a step to the end of each of its tokens, by place in `_answers`."""

@@ -139,19 +139,16 @@ def client_records(
 
     `placed` makes of a replica's record the one that is kept.
     """
-    bounds = np.searchsorted(deliveries.answers, np.arange(len(visits) + 1)).tolist()
-    firsts, lasts = deliveries.firsts.tolist(), deliveries.lasts.tolist()
+    bounds = np.searchsorted(deliveries.answers, np.arange(len(visits) + 1))
+    firsts = np.append(deliveries.firsts, np.nan)[bounds[:-1]].tolist()
+    lasts = np.append(np.nan, deliveries.lasts)[bounds[1:]].tolist()
     records = []
-    for visit in visits:
-        begin, end = bounds[visit.number], bounds[visit.number + 1]
+    for visit, begin, end, first, last in zip(visits, bounds[:-1], bounds[1:], firsts, lasts, strict=True):
         if visit.record is None:
             continue
+        tokens = Tokens(visit.record.num_output_tokens, first, last) if begin < end else Tokens()
         if visit.left_time is not None:
             tokens = _until(visit.left_time, deliveries.times(slice(begin, end)))
-        elif begin < end:
-            tokens = Tokens(visit.record.num_output_tokens, firsts[begin], lasts[end - 1])
-        else:
-            tokens = Tokens()
         records.append(client_record(visit, placed(visit.replica or 0, visit.record), tokens))
     return records
 

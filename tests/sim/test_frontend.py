@@ -27,7 +27,7 @@ from sim.frontend import FrontEnd, FrontEndTimes
 from sim.hardware import device
 from sim.models import model
 from sim.simulate import Run, Simulation, simulate
-from sim.stream import StreamLoop
+from sim.stream import StreamLoop, merged
 from sim.visit import ClientRecord
 from sim.workload.sessions import FollowUp, Sessions
 from sim.workload.workload import WorkItem, Workload
@@ -253,7 +253,7 @@ def test_the_fold_over_steps_is_a_queue_of_tokens(seed: int) -> None:
         batches += [(answers, each) for each in arrivals]
         known |= set(answers)
     expected = one_by_one(batches, MS, MS / 4)
-    deliveries = loop.deliveries()
+    deliveries = merged([loop.deliveries()])
     found: dict[int, list[float]] = {}
     for run, answer in enumerate(deliveries.answers.tolist()):
         found.setdefault(answer, []).extend(deliveries.times(slice(run, run + 1)).tolist())

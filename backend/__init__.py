@@ -1,0 +1,1 @@
+"""The live body: real paged KV and real kernels, driven by the same core as the simulator."""

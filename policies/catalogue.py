@@ -12,44 +12,106 @@ from pathlib import Path
 from typing import Any
 
 from policies.admission.accept_all import AcceptAll
+from policies.admission.bounded_queue import BoundedQueue
+from policies.admission.class_budgets import ClassBudgets
+from policies.admission.shed_late import ShedLate
+from policies.admission.token_buckets import TokenBuckets
 from policies.allocation.contiguous_max_len import ContiguousMaxLen
+from policies.allocation.new_token_ratio import NewTokenRatio
 from policies.allocation.paged import Paged
 from policies.allocation.paged_full_prompt import PagedFullPrompt
 from policies.allocation.paged_reserve_output import PagedReserveOutput
+from policies.allocation.past_future import PastFuture
 from policies.batching.chunked import ChunkedPrefill
+from policies.batching.decode_first import DecodeFirst
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.stall_free import StallFree
 from policies.batching.static import StaticBatches
+from policies.batching.tpot_budget import TpotBudget
 from policies.config import MENUS, EngineConfig
 from policies.engine import EngineCore, Policies
+from policies.eviction.belady import Belady
+from policies.eviction.class_quota import ClassQuota
+from policies.eviction.fifo import FirstInFirstOut
+from policies.eviction.gdsf import GreedyDualSizeFrequency
+from policies.eviction.lfu import LeastFrequentlyUsed
 from policies.eviction.lru import LeastRecentlyUsed
+from policies.eviction.lru_leaf import LeastRecentlyUsedLeaf
+from policies.eviction.queue_informed import QueueInformed
+from policies.eviction.s3fifo import S3Fifo
+from policies.eviction.sieve import Sieve
+from policies.eviction.slru import SegmentedLru
+from policies.eviction.ttl import TimeToLive
 from policies.interfaces import (
     AdmissionPolicy,
     AllocationPolicy,
     BatchingPolicy,
     EvictionPolicy,
     IsolationPolicy,
+    Partitions,
     PreemptionPolicy,
     RoutingPolicy,
     SchedulingPolicy,
 )
+from policies.isolation.application import WithinApplication
 from policies.isolation.global_pool import GlobalPool
+from policies.isolation.hierarchical import SharedUpToBarrier
 from policies.isolation.no_reuse import NoReuse
+from policies.isolation.partition import PartitionedPool
+from policies.isolation.request import WithinRequest
+from policies.isolation.session import WithinSession
 from policies.isolation.tenant import WithinTenant
+from policies.isolation.user import WithinUser
 from policies.journal import RecordingEngine, Write
+from policies.parts import ByPart
+from policies.preemption.fewest_outputs import FewestOutputs
+from policies.preemption.fewest_shared import FewestShared
 from policies.preemption.latest import LatestAdmitted
+from policies.preemption.least_computed import LeastComputed
 from policies.preemption.lowest_priority import LowestPriority
+from policies.preemption.most_blocks import MostBlocks
+from policies.routing.consistent_hash import ConsistentHash
 from policies.routing.least_loaded import LeastLoaded
+from policies.routing.pinned import PinnedTenants
+from policies.routing.prefix_aware import PrefixAware
+from policies.routing.random_choice import RandomChoice
 from policies.routing.round_robin import RoundRobin
+from policies.scheduling.dlpm import DeficitLongestPrefixMatch
+from policies.scheduling.drr import DeficitRoundRobin
+from policies.scheduling.edf import EarliestDeadlineFirst
 from policies.scheduling.fcfs import FirstComeFirstServed
+from policies.scheduling.lpm import LongestPrefixMatch
 from policies.scheduling.priority import PriorityOrder
+from policies.scheduling.sjf import ShortestPromptFirst
+from policies.scheduling.srpt import ShortestRemaining
+from policies.scheduling.vtc import VirtualTokenCounter
+from policies.scheduling.wfq import WeightedFairQueueing
 
-ADMISSION: dict[str, Callable[..., AdmissionPolicy]] = {"accept_all": AcceptAll}
-SCHEDULING: dict[str, Callable[..., SchedulingPolicy]] = {"fcfs": FirstComeFirstServed, "priority": PriorityOrder}
+ADMISSION: dict[str, Callable[..., AdmissionPolicy]] = {
+    "accept_all": AcceptAll,
+    "bounded_queue": BoundedQueue,
+    "class_budgets": ClassBudgets,
+    "token_buckets": TokenBuckets,
+    "shed_late": ShedLate,
+}
+SCHEDULING: dict[str, Callable[..., SchedulingPolicy]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": PriorityOrder,
+    "sjf": ShortestPromptFirst,
+    "srpt": ShortestRemaining,
+    "edf": EarliestDeadlineFirst,
+    "lpm": LongestPrefixMatch,
+    "vtc": VirtualTokenCounter,
+    "dlpm": DeficitLongestPrefixMatch,
+    "drr": DeficitRoundRobin,
+    "wfq": WeightedFairQueueing,
+}
 BATCHING: dict[str, Callable[..., BatchingPolicy]] = {
     "chunked": ChunkedPrefill,
     "prefill_first": PrefillFirst,
     "stall_free": StallFree,
+    "tpot_budget": TpotBudget,
+    "decode_first": DecodeFirst,
     "static": StaticBatches,
 }
 ALLOCATION: dict[str, Callable[..., AllocationPolicy]] = {
@@ -57,15 +119,50 @@ ALLOCATION: dict[str, Callable[..., AllocationPolicy]] = {
     "paged_full_prompt": PagedFullPrompt,
     "paged_reserve_output": PagedReserveOutput,
     "contiguous_max_len": ContiguousMaxLen,
+    "new_token_ratio": NewTokenRatio,
+    "past_future": PastFuture,
 }
-PREEMPTION: dict[str, Callable[..., PreemptionPolicy]] = {"latest": LatestAdmitted, "lowest_priority": LowestPriority}
-EVICTION: dict[str, Callable[..., EvictionPolicy]] = {"lru": LeastRecentlyUsed}
+PREEMPTION: dict[str, Callable[..., PreemptionPolicy]] = {
+    "latest": LatestAdmitted,
+    "lowest_priority": LowestPriority,
+    "least_computed": LeastComputed,
+    "most_blocks": MostBlocks,
+    "fewest_shared": FewestShared,
+    "fewest_outputs": FewestOutputs,
+}
+EVICTION: dict[str, Callable[..., EvictionPolicy]] = {
+    "lru": LeastRecentlyUsed,
+    "lru_leaf": LeastRecentlyUsedLeaf,
+    "fifo": FirstInFirstOut,
+    "lfu": LeastFrequentlyUsed,
+    "slru": SegmentedLru,
+    "s3fifo": S3Fifo,
+    "sieve": Sieve,
+    "gdsf": GreedyDualSizeFrequency,
+    "queue_informed": QueueInformed,
+    "ttl": TimeToLive,
+    "class_quota": ClassQuota,
+    "belady": Belady,
+}
 ISOLATION: dict[str, Callable[..., IsolationPolicy]] = {
     "no_reuse": NoReuse,
+    "request": WithinRequest,
+    "session": WithinSession,
+    "user": WithinUser,
     "tenant": WithinTenant,
+    "application": WithinApplication,
     "global": GlobalPool,
+    "hierarchical": SharedUpToBarrier,
+    "partition": PartitionedPool,
 }
-ROUTING: dict[str, Callable[..., RoutingPolicy]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
+ROUTING: dict[str, Callable[..., RoutingPolicy]] = {
+    "random": RandomChoice,
+    "round_robin": RoundRobin,
+    "least_loaded": LeastLoaded,
+    "prefix_aware": PrefixAware,
+    "consistent_hash": ConsistentHash,
+    "pinned": PinnedTenants,
+}
 
 MENU: dict[str, Mapping[str, Callable[..., Any]]] = {
     "admission": ADMISSION,
@@ -110,7 +207,10 @@ def build(config: EngineConfig, journal: Write | None = None, secret: bytes = b"
 
     Raises ValueError for an unknown policy or knob, and for policies that cannot go together.
     """
-    policies = Policies(**{menu: make(menu, getattr(config, menu)) for menu in MENUS})
+    made = {menu: make(menu, getattr(config, menu)) for menu in MENUS}
+    if isinstance(made["isolation"], Partitions):
+        made["eviction"] = ByPart([make("eviction", config.eviction) for _ in range(made["isolation"].parts)])
+    policies = Policies(**made)
     if journal is None:
         return EngineCore(config, policies, secret)
     return RecordingEngine(config, policies, secret, journal)

@@ -25,6 +25,7 @@ class EngineConfig:
     preemption: str = "latest"
     eviction: str = "lru"
     isolation: str = "global"
+    threat_decision: str = ""  # why tenants may share prefixes, where the isolation lets them
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # largest prefill chunk while others are there; 0 is off
@@ -35,19 +36,26 @@ class EngineConfig:
     unhashed_first: bool = True  # free blocks without a key are reused before any cached block is evicted
     drop_unwritten_keys: bool = True  # of a request thrown out of the step that was to fill its blocks; vLLM keeps them
     refuse_unfittable: bool = True  # refuse at `add` what can never run
+    preempt_for_waiting: bool = False  # a waiting request takes the place of running ones that it outranks
+    preempt_min_steps: int = 0  # steps somebody has run before a waiting request may take its place
+    num_host_blocks: int = 0  # KV blocks of the preempted that host memory holds; what finds no room is recomputed
 
     def __post_init__(self) -> None:
         self._check_types()
         for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1")
-        for name in ("long_prefill_token_threshold", "hol_skip"):
+        for name in ("long_prefill_token_threshold", "hol_skip", "preempt_min_steps", "num_host_blocks"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 0 (off) or more")
         if self.async_depth not in (1, 2):
             raise ValueError(f"async_depth ({self.async_depth}) must be 1 (synchronous) or 2 (one step ahead)")
         if self.cache_at not in ("schedule", "step_end"):
             raise ValueError(f"cache_at ({self.cache_at!r}) must be 'schedule' or 'step_end'")
+        if self.num_host_blocks and self.async_depth > 1:
+            raise ValueError(
+                f"num_host_blocks ({self.num_host_blocks}) needs async_depth 1: swapping is modelled step by step"
+            )
         if self.refuse_unfittable:
             self._check_liveness()
 

@@ -11,27 +11,38 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from policies.config import EngineConfig
 from policies.fitting import check, misfit, token_limit, unpromised
+from policies.held import HeldLines
+from policies.host_tier import HostTier
 from policies.interfaces import (
     AdmissionPolicy,
     AllocationPolicy,
     BatchingPolicy,
     EvictionPolicy,
+    HearsOfEnds,
+    HearsOfPreemptions,
     IsolationPolicy,
+    Partitions,
     PreemptionPolicy,
+    Promise,
+    Releases,
     SchedulingPolicy,
+    Sheds,
 )
 from policies.kv import KVCache
+from policies.overheard import overheard
 from policies.poison import poisoned
 from policies.prompt import Namespace, seals
 from policies.records import record, rejection
 from policies.repeat import grow, repeat_limit
 from policies.step import Step
+from policies.totals import TotalsBy
 from policies.types import (
     Admit,
     Block,
@@ -48,6 +59,9 @@ from policies.types import (
     StepPlan,
 )
 from policies.view import EngineView
+from policies.yielding import Yielding
+
+_NOBODY = -1  # the owner of content that is no request's
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +106,19 @@ class EngineCore:
         if not policies.allocation.shares_blocks and not config.unhashed_first:
             raise ValueError(f"allocation {config.allocation!r} reuses regions newest first: leave unhashed_first on")
         self.config = config
-        self.scheduling = policies.scheduling
+        self.scheduling = overheard(policies.scheduling, policies.eviction)
         self.preemption = policies.preemption
         self.running: list[RequestState] = []
         self.kv = KVCache(
             config.num_blocks, config.block_size, policies.eviction, config.enable_prefix_caching, config.unhashed_first
         )
         self.view = EngineView(self)
+        self.yielding = Yielding(self, policies.preemption, policies.admission, policies.scheduling)
+        self.host = HostTier(config.num_host_blocks, config.block_size)
+        self.held = HeldLines()
         self.next_step_id = 0
         self.num_waiting_tokens = 0
+        self.num_waiting_blocks = 0
         self.num_preemptions = 0
         self.num_stopped = 0  # running requests that are done and wait for their group
         self.prefix_stats = PrefixStats()
@@ -109,22 +127,33 @@ class EngineCore:
         self._policies = policies
         self._secret = secret
         self._states: dict[str, RequestState] = {}
-        self._held: list[RequestState] = []
+        self._totals: dict[str, TotalsBy] = {}
+        self._partitions = policies.isolation if isinstance(policies.isolation, Partitions) else None
+        self._sheds = policies.admission if isinstance(policies.admission, Sheds) else None
+        self._releases = policies.admission if isinstance(policies.admission, Releases) else None
+        self._hear_of_ends = [policy for policy in policies.all() if isinstance(policy, HearsOfEnds)]
+        self._hears_of_preemptions = (
+            policies.allocation if isinstance(policies.allocation, HearsOfPreemptions) else None
+        )
         self._in_flight: deque[Flight] = deque()
         self._records: list[RequestRecord] = []
         self._next_sequence = 0
         self._needs_tokens = False  # somebody's keys depend on tokens that only an output tells
         self._answers_may_be_found = False  # somebody's output has keys that others' prompts can have
-        self._now = -math.inf
+        self.order_reads_cache = False  # whether this step's order of the waiting depends on what is cached
+        self.now = -math.inf
         self._wakeups = [policy.next_wakeup for policy in policies.all() if hasattr(policy, "next_wakeup")]
-        self._settles_at_schedule = (
-            config.async_depth == 1 and self.caches_at_schedule and not policies.scheduling.charges
-        )
+        self._settles_at_schedule = config.async_depth == 1 and self.caches_at_schedule
+        self._evicts_in_repeats = not getattr(policies.eviction, "time_dependent", False)
+        others = [policy for policy in policies.all() if policy is not policies.eviction]
         self._policies_repeat = (
             config.async_depth == 1
+            and self.kv.parts is None  # what is free for one part is not for another
             and policies.batching.repeats
-            and not policies.scheduling.charges
-            and not any(getattr(policy, "time_dependent", False) for policy in policies.all())
+            and not any(getattr(policy, "time_dependent", False) for policy in others)
+        )
+        self._progress_matters = self.yielding.for_waiting or any(
+            getattr(policy, "depends_on_progress", False) for policy in others
         )
 
     # -- inputs -------------------------------------------------------------------------------------------------
@@ -141,25 +170,31 @@ class EngineCore:
                 f"request id {request.request_id!r} is live: wait until it has finished, or choose another"
             )
         check(request)
-        reason = misfit(request, self.config) if self.config.refuse_unfittable else ""
+        reason = misfit(request, self.config, self.kv.quota) if self.config.refuse_unfittable else ""
+        part = 0 if self._partitions is None else self._partitions.part(request.context)
+        if part is None:
+            reason = "each part of the cache belongs to another tenant: raise the parts of isolation partition"
         if reason:
             return self._refuse(request, Reject(reason), now)
         verdict = self._policies.admission.decide(request, self.view, now)
         if isinstance(verdict, Reject):
             return self._refuse(request, verdict, now)
-        state = self._new_state(request, now)
-        required = self._policies.allocation.promise(state, 0, 1, self.view).num_blocks_required
-        if required > self.config.num_blocks and self.config.refuse_unfittable:
-            return self._refuse(request, Reject(unpromised(request, required, self.config)), now)
+        state = self._new_state(request, part or 0, now)
+        required = self.promise(state, 0, 1).num_blocks_required
+        if required > self.kv.quota and self.config.refuse_unfittable:
+            self._tell_of_end(state, now)
+            return self._refuse(request, Reject(unpromised(request, required, self.config, self.kv.quota)), now)
         self._states[request.request_id] = state
         if len(state.chain.keys) > request.prompt.num_tokens // self.config.block_size:
             self._answers_may_be_found = True
         self._needs_tokens |= state.chain.counts_from is None
+        state.status = Status.HELD if isinstance(verdict, Hold) else Status.WAITING
+        for totals in self._totals.values():
+            totals.count(state, 1)
         if isinstance(verdict, Hold):
-            state.status = Status.HELD
-            self._held.append(state)
+            self.held.add(state, verdict.line)
         else:
-            self._enqueue(state, now)
+            self._line_up(state, now)
         return Outcome(accepted=True)
 
     def abort(self, request_id: str, now: float) -> bool:
@@ -186,10 +221,15 @@ class EngineCore:
         self._advance_clock(now)
         if len(self._in_flight) >= self.config.async_depth:
             raise RuntimeError(f"{len(self._in_flight)} steps are in flight, async_depth is {self.config.async_depth}")
-        if self._held:
+        self.kv.expire(now)
+        if self._sheds is not None:
+            self._shed_waiting(self._sheds, now)
+        if self.held:
             self._ask_held_again(now)
+        self.order_reads_cache = False
         step = Step(self, now)
         self._policies.batching.compose(step)
+        step.requeue_yielded()
         if not step.entries and not step.preempted:
             return None
         return self._commit(step, repeats)
@@ -228,6 +268,9 @@ class EngineCore:
         for state, life in zip(flight.states, flight.lives, strict=True):
             if life == state.num_preemptions and state.stop_reason is None:
                 self._take_part(state, plan, now)
+        for transfer in plan.transfers:
+            if transfer.request_id in self._states:  # what was on its way to host memory is lost
+                self.host.forget(self._states[transfer.request_id])
         for state in failed:
             self._leave(state, FinishReason.ERROR, now, "its step failed")
         self._hand_over(now)
@@ -246,7 +289,11 @@ class EngineCore:
                 self._count_done_repeats(state)
                 self.preempt(state, now)
                 state.discard_before_step = self.next_step_id
-        return self.kv.reset()
+        if not self.kv.reset():
+            return False
+        for state in self._states.values():
+            self.host.forget(state)
+        return True
 
     # -- outputs ------------------------------------------------------------------------------------------------
 
@@ -254,6 +301,15 @@ class EngineCore:
     def states(self) -> Iterable[RequestState]:
         """Everybody who has come and not left, in order of adding."""
         return self._states.values()
+
+    def keys_of(self, request: Request) -> Sequence[int]:
+        """Keys of its prompt's blocks that others may have filled, as this engine would look for them."""
+        namespaces = self._policies.isolation.namespaces(request.context)
+        if not self.config.enable_prefix_caching or namespaces is None:
+            return ()
+        sealed = seals(namespaces, self.config.block_size, self._secret)
+        chain = request.prompt.chain(self.config.block_size, sealed, self._secret, _NOBODY)
+        return chain.keys[: (request.prompt.num_tokens - 1) // self.config.block_size]
 
     @property
     def num_in_flight(self) -> int:
@@ -271,15 +327,15 @@ class EngineCore:
     # -- adding -------------------------------------------------------------------------------------------------
 
     def _advance_clock(self, now: float) -> None:
-        if not now >= self._now or now == math.inf:
-            raise ValueError(f"time ({now}) must be finite and not before the last call's ({self._now})")
-        self._now = now
+        if not now >= self.now or now == math.inf:
+            raise ValueError(f"time ({now}) must be finite and not before the last call's ({self.now})")
+        self.now = now
 
     def _refuse(self, request: Request, verdict: Reject, now: float) -> Outcome:
-        self._records.append(rejection(request, verdict.reason, now))
+        self._records.append(rejection(request, verdict.reason, now, verdict.retry_after))
         return Outcome(accepted=False, reason=verdict.reason, retry_after=verdict.retry_after)
 
-    def _new_state(self, request: Request, now: float) -> RequestState:
+    def _new_state(self, request: Request, part: int, now: float) -> RequestState:
         sequence, prompt = self._next_sequence, request.prompt.num_tokens
         self._next_sequence += 1
         return RequestState(
@@ -292,6 +348,7 @@ class EngineCore:
             arrival_time=request.arrival_time,
             priority=request.priority,
             num_tokens=prompt,
+            part=part,
             waiting_since=now,
         )
 
@@ -303,21 +360,60 @@ class EngineCore:
             namespaces = (Namespace(0, ("request", str(sequence))),)
         return seals(namespaces, self.config.block_size, self._secret)
 
-    def _enqueue(self, state: RequestState, now: float) -> None:
-        state.status = Status.WAITING
-        self.num_waiting_tokens += state.num_tokens
+    def _line_up(self, state: RequestState, now: float) -> None:
+        self._count_waiting(state, 1)
         self.scheduling.add(state, now)
 
     def _ask_held_again(self, now: float) -> None:
-        held, self._held = self._held, []
-        for state in held:
-            verdict = self._policies.admission.decide(state.request, self.view, now)
+        ask = self._policies.admission.decide if self._releases is None else self._releases.release
+
+        def is_let_go(state: RequestState) -> bool:
+            verdict = ask(state.request, self.view, now)
             if isinstance(verdict, Admit):
-                self._enqueue(state, now)
-            else:
-                self._held.append(state)
-            if isinstance(verdict, Reject):
-                self._leave(state, FinishReason.REJECTED, now, verdict.reason)
+                self.held.discard(state)
+                self._turn(state, Status.WAITING)
+                self._line_up(state, now)
+            elif isinstance(verdict, Reject):
+                self._leave(state, FinishReason.REJECTED, now, verdict.reason, verdict.retry_after)
+            return not isinstance(verdict, Hold)
+
+        self.held.ask(is_let_go)
+
+    def _shed_waiting(self, policy: Sheds, now: float) -> None:
+        for request_id, verdict in policy.shed(self.view, now):
+            state = self._states.get(request_id)
+            if state is not None and state.first_scheduled_time is None:
+                self._leave(state, FinishReason.REJECTED, now, verdict.reason, verdict.retry_after)
+
+    # -- counting -----------------------------------------------------------------------------------------------
+
+    def totals_by(self, name: str) -> TotalsBy:
+        """By a field of the requests; kept from the first time that somebody asks."""
+        if name not in self._totals:
+            self._totals[name] = TotalsBy(attrgetter(name), self.config.block_size, self._states.values())
+        return self._totals[name]
+
+    def _count_waiting(self, state: RequestState, num: int) -> None:
+        self.num_waiting_tokens += num * state.num_tokens
+        self.num_waiting_blocks += num * -(-state.num_tokens // self.config.block_size)
+
+    def _count_all(self, state: RequestState, num: int) -> None:
+        """Of one that waits, around a change of its tokens."""
+        self._count_waiting(state, num)
+        for totals in self._totals.values():
+            totals.count(state, num)
+
+    def _turn(self, state: RequestState, status: Status) -> None:
+        """Change its status."""
+        for totals in self._totals.values():
+            totals.count(state, -1)
+        state.status = status
+        for totals in self._totals.values():
+            totals.count(state, 1)
+
+    def _tell_of_end(self, state: RequestState, now: float) -> None:
+        for policy in self._hear_of_ends:
+            policy.finished(state, now)
 
     # -- placing and preempting (called by Step) ----------------------------------------------------------------
 
@@ -326,36 +422,41 @@ class EngineCore:
         limit = (state.num_tokens - 1) // self.config.block_size
         if limit > len(state.chain.keys) and self.kv.caching:
             state.chain.extend(limit)
-        return self.kv.lookup(state.chain.keys, limit)
+        return self.kv.lookup(state.chain, limit)
 
-    def place(self, state: RequestState, hit: list[Block], num_tokens: int, now: float) -> bool:
-        """Move a waiting request into the running set; False, with nothing changed, if there is no room."""
-        num_hit = len(hit) * self.config.block_size
-        promise = self._policies.allocation.promise(state, num_hit, num_tokens, self.view)
+    def promise(self, state: RequestState, num_there: int, num_tokens: int) -> Promise:
+        """What it would be promised if it computed `num_tokens` beyond those that are there."""
+        return self._policies.allocation.promise(state, num_there, num_tokens, self.view)
+
+    def num_missing(self, promise: Promise, hit: list[Block], state: RequestState) -> int:
+        """Blocks that would have to become free for it to enter; 0 or less if there is room."""
         idle = sum(block.ref_count == 0 for block in hit)  # these leave the free blocks too
         required = max(promise.num_blocks_required, promise.num_blocks_held) - len(hit) + idle
-        if required + promise.num_blocks_slack > self.kv.num_free - self.kv.num_held_back:
-            return False
+        return required + promise.num_blocks_slack - self.kv.num_available(state)
+
+    def place(self, state: RequestState, hit: list[Block], num_there: int, promise: Promise, now: float) -> None:
+        """Move a waiting request into the running set; the caller has seen that there is room."""
         self.scheduling.discard(state)
-        self.num_waiting_tokens -= state.num_tokens
+        self._count_waiting(state, -1)
         self.kv.reuse(state, hit)
         self.kv.allocate(state, promise.num_blocks_now - len(hit), now)
         self.kv.hold_back(state, max(0, promise.num_blocks_held - promise.num_blocks_now))
         if promise.contiguous:
             state.block_ids.sort()
-        self._start(state, num_hit, now)
-        return True
+        self.host.forget(state)
+        self._start(state, len(hit) * self.config.block_size, now)
+        state.num_computed_tokens = num_there
 
     def _start(self, state: RequestState, num_hit: int, now: float) -> None:
         self.running.append(state)
-        state.status = Status.RUNNING
-        state.num_computed_tokens = num_hit
+        self._turn(state, Status.RUNNING)
         state.last_step_time = now
         if state.first_scheduled_time is None:
             state.first_scheduled_time = now
             state.num_cached_tokens = num_hit
         else:
             state.requeue_time += now - state.waiting_since
+            state.num_spared_tokens += max(0, num_hit - state.num_lost_tokens)
         if not self.kv.caching:
             return
         if state.num_preemptions:
@@ -364,9 +465,16 @@ class EngineCore:
             self.prefix_stats = self.prefix_stats.plus(state.num_tokens, num_hit)
 
     def preempt(self, state: RequestState, now: float) -> None:
-        """Take all its blocks; it waits again. Blocks with keys stay in the cache until evicted.
+        """Take all its blocks; it waits again."""
+        self.unseat(state, now)
+        if state.status is Status.PREEMPTED:
+            self.scheduling.requeue(state, now)
 
-        One that is done and only waits for its group has nothing to come back for: its answer goes out.
+    def unseat(self, state: RequestState, now: float, may_swap: bool = False) -> None:
+        """Take all its blocks, before it waits again. Those with keys stay in the cache until evicted.
+
+        `may_swap`: what it has computed may be kept in host memory. One that is done and only waits for its group has
+        nothing to come back for: its answer goes out.
         """
         assert state.status is Status.RUNNING, f"request {state.request_id} is {state.status.value}, it cannot yield"
         if state.stop_reason is not None:
@@ -374,17 +482,20 @@ class EngineCore:
             return
         self.running.remove(state)
         state.span_end = -1
-        self.kv.release(state)
+        if may_swap and self.config.num_host_blocks:
+            self.host.keep(state)
+        self.kv.release(state, now)
         state.num_lost_tokens = max(state.num_lost_tokens, state.num_computed_tokens)
         state.num_computed_tokens = 0
         state.num_placeholders = 0
         state.num_preemptions += 1
         self._stall(state, now)
         state.waiting_since = now
-        state.status = Status.PREEMPTED
+        self._turn(state, Status.PREEMPTED)
         self.num_preemptions += 1
-        self.num_waiting_tokens += state.num_tokens
-        self.scheduling.requeue(state, now)
+        self._count_waiting(state, 1)
+        if self._hears_of_preemptions is not None:
+            self._hears_of_preemptions.preempted(state, self.view)
 
     # -- committing a step --------------------------------------------------------------------------------------
 
@@ -403,9 +514,10 @@ class EngineCore:
             num_padding_tokens=step.num_padding_tokens,
             admitted=tuple(step.admitted),
             preempted=tuple(step.preempted),
+            transfers=tuple(step.transfers),
         )
         if repeats is not None and plan.only_decodes and self._may_repeat(step):
-            limit = repeat_limit(states, self.kv)
+            limit = repeat_limit(states, self.kv, self._may_evict(step))
             repeat = repeats(plan, limit) if limit > 1 else 1
             assert 1 <= repeat <= limit, f"{repeat} repeats asked for, {limit} are allowed"
             if repeat > 1:
@@ -419,11 +531,21 @@ class EngineCore:
 
     def _may_repeat(self, step: Step) -> bool:
         """Whether the next step would be decided like this one, if all in it just decode."""
-        if step.admitted or step.preempted or step.is_singular or self._held or self._needs_tokens:
+        if step.admitted or step.preempted or step.is_singular or self._needs_tokens:
             return False
         if self._answers_may_be_found and len(self.scheduling):
             return False  # the next step might find a block that this one fills
+        if self.scheduling.reorders and step.lookups:
+            return False  # somebody else might be first by then, and fit
+        if (self._progress_matters and step.lookups) or (self.held and not (self._releases and self._releases.steady)):
+            return False  # the next step might let somebody in whom this one did not
         return self._policies_repeat and len(step.entries) == len(self.running) - self.num_stopped
+
+    def _may_evict(self, step: Step) -> bool:
+        """Whether an eviction in a repeat would change nothing for those who wait."""
+        if self.order_reads_cache or any(block.ref_count == 0 for hit in step.lookups for block in hit):
+            return False
+        return self._evicts_in_repeats
 
     def _advance(self, entries: dict[RequestState, int]) -> list[bool]:
         """Count the granted tokens as computed, optimistically, as in vLLM; tells who will yield an output token."""
@@ -466,9 +588,6 @@ class EngineCore:
         if not self.caches_at_schedule:
             end = plan.starts[index] + plan.counts[index] + plan.repeat - 1
             self.kv.cache(state, min(end, state.num_tokens + plan.repeat))
-        if self.scheduling.charges:
-            num_outputs = plan.repeat if plan.samples[index] else 0
-            self.scheduling.charge(state, plan.counts[index] - plan.samples[index], num_outputs)
 
     def _confirm(self, state: RequestState) -> None:
         """A token that was scheduled ahead is known: its block may be full."""
@@ -480,10 +599,13 @@ class EngineCore:
     def _emit(self, state: RequestState, plan: StepPlan, output: StepOutput, now: float) -> FinishReason | None:
         """Its tokens of this step are known. Returns why they were its last, if they were."""
         repeat = plan.repeat
+        is_waiting = state.status is Status.PREEMPTED  # thrown out of this very step
+        if is_waiting:
+            self._count_all(state, -1)
         state.num_output_tokens += repeat
         state.num_tokens += repeat
-        if state.status is Status.PREEMPTED:
-            self.num_waiting_tokens += repeat
+        if is_waiting:
+            self._count_all(state, 1)
         if output.token_ids:
             state.chain.append(output.token_ids.get(state.request_id, ()))
         if state.first_token_time is None:
@@ -525,23 +647,29 @@ class EngineCore:
         state.token_spans = []
         self._leave(state, state.stop_reason, now)
 
-    def _leave(self, state: RequestState, reason: FinishReason, now: float, detail: str = "") -> None:
+    def _leave(
+        self, state: RequestState, reason: FinishReason, now: float, detail: str = "", retry_after: float | None = None
+    ) -> None:
         """End a request in whatever state it is; the one place where requests leave."""
-        if state.status is Status.RUNNING:
+        for totals in self._totals.values():
+            totals.count(state, -1)
+        status = state.status
+        if status is Status.RUNNING:
             self.running.remove(state)
             self.num_stopped -= state.stop_reason is not None
             self._stall(state, now)
-        elif state.status is Status.HELD:
-            if state in self._held:
-                self._held.remove(state)
-        else:
-            self.scheduling.discard(state)
-            self.num_waiting_tokens -= state.num_tokens
-        self.kv.release(state)
-        self._records.append(record(state, reason, detail, now))
+        self._records.append(record(state, reason, detail, now, retry_after))
         state.status = Status.FINISHED
+        if status is Status.HELD:
+            self.held.discard(state)
+        elif status is not Status.RUNNING:
+            self.scheduling.discard(state)
+            self._count_waiting(state, -1)
+        self.kv.release(state, now)
+        self.host.forget(state)
         state.span_end = -1
         del self._states[state.request_id]
+        self._tell_of_end(state, now)
 
     def _stall(self, state: RequestState, now: float) -> None:
         """Count the time since its last step in which a running request that leaves, or yields, was not served."""

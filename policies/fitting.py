@@ -23,8 +23,8 @@ def token_limit(request: Request, config: EngineConfig) -> int:
     return min(request.max_tokens, config.max_model_len - request.prompt.num_tokens)
 
 
-def misfit(request: Request, config: EngineConfig) -> str:
-    """Why a request can never run, with the numbers; empty if it can."""
+def misfit(request: Request, config: EngineConfig, num_blocks: int) -> str:
+    """Why a request can never run, with the numbers; empty if it can. `num_blocks` is all that it may use."""
     prompt = request.prompt.num_tokens
     if prompt >= config.max_model_len:
         return (
@@ -32,18 +32,18 @@ def misfit(request: Request, config: EngineConfig) -> str:
             f"{config.max_model_len}, the answer included: shorten it or raise max_model_len"
         )
     most = prompt + token_limit(request, config) - 1  # the last token's KV is never computed
-    capacity = config.num_blocks * config.block_size
+    capacity = num_blocks * config.block_size
     if most > capacity:
         return (
             f"request {request.request_id} needs {most} tokens of KV cache, but the cache holds {capacity} "
-            f"({config.num_blocks} blocks of {config.block_size}): lower max_tokens or enlarge the cache"
+            f"({num_blocks} blocks of {config.block_size}): lower max_tokens or enlarge the cache"
         )
     return ""
 
 
-def unpromised(request: Request, num_blocks: int, config: EngineConfig) -> str:
+def unpromised(request: Request, num_promised: int, config: EngineConfig, num_blocks: int) -> str:
     """Why an allocation policy that asks for more than there is will never let a request in."""
     return (
-        f"request {request.request_id} would be promised {num_blocks} blocks by {config.allocation!r}, but the cache "
-        f"has {config.num_blocks}: lower max_model_len ({config.max_model_len}) or enlarge the cache"
+        f"request {request.request_id} would be promised {num_promised} blocks by {config.allocation!r}, but the cache "
+        f"has {num_blocks}: lower max_model_len ({config.max_model_len}) or enlarge the cache"
     )

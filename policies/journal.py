@@ -15,7 +15,7 @@ from typing import Any
 from policies.config import EngineConfig
 from policies.engine import EngineCore, Policies
 from policies.prompt import RecordedPrompt
-from policies.types import FinishReason, Outcome, Request, RequestState, StepOutput, StepPlan
+from policies.types import Context, FinishReason, Outcome, Request, RequestState, StepOutput, StepPlan
 
 VERSION = 1
 Line = dict[str, Any]
@@ -35,6 +35,8 @@ class RecordingEngine(EngineCore):
     def add(self, request: Request, now: float) -> Outcome:
         outcome = super().add(request, now)
         line: Line = {"add": request.request_id, "now": now, **_request_fields(request)}
+        if self._partitions is not None:
+            line["part"] = self._partitions.part(request.context)
         if outcome.accepted:
             chain = self._states[request.request_id].chain
             line |= {"keys": _runs(chain.keys), "counts_from": chain.counts_from}
@@ -90,6 +92,8 @@ class RecordingEngine(EngineCore):
             line["admitted"] = [list(entry) for entry in plan.admitted]
         if plan.preempted:
             line["preempted"] = list(plan.preempted)
+        if plan.transfers:
+            line["transfers"] = [list(entry) for entry in plan.transfers]
         if plan.num_padding_tokens:
             line["padding"] = plan.num_padding_tokens
         return line
@@ -259,6 +263,7 @@ def _request(line: Line) -> Request:
         priority=line.get("priority", 0),
         deadline=line.get("deadline"),
         predicted_output_tokens=line.get("predicted"),
+        context=Context(tenant=str(line["part"])) if "part" in line else Context(),
     )
 
 

@@ -7,10 +7,12 @@ running requests compete for one pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass
 
-from policies.interfaces import EvictionPolicy
+from policies.interfaces import EvictionPolicy, Expires, Sized
+from policies.parts import ByPart, Parts
+from policies.prompt import Content, KeyChain
 from policies.types import Block, RequestState
 
 
@@ -53,6 +55,10 @@ class KVCache:
         self._plain = list(range(num_blocks, 0, -1))  # free without a key; the next one is last
         self._index: dict[int, Block] = {}
         self._copies: dict[int, list[Block]] = {}  # later blocks of a key that is taken
+        self.parts = Parts(num_blocks, eviction) if isinstance(eviction, ByPart) else None
+        self._expires = eviction if isinstance(eviction, Expires) else None
+        if isinstance(eviction, Sized):
+            eviction.fit(num_blocks, block_size)
 
     # -- what is there ------------------------------------------------------------------------------------------
 
@@ -61,14 +67,31 @@ class KVCache:
         return len(self._plain) + len(self._eviction)
 
     @property
+    def quota(self) -> int:
+        """Blocks that one request could have if it were alone."""
+        return self.num_blocks if self.parts is None else self.parts.quota
+
+    @property
     def num_idle_cached(self) -> int:
         """Free blocks that can still be found."""
         if self._unhashed_first:
             return len(self._eviction)
         return sum(block.key is not None for block in self._eviction)
 
+    @property
+    def num_without_key(self) -> int:
+        """Free blocks that are reused before any that is cached."""
+        return len(self._plain)
+
+    @property
+    def known_keys(self) -> KeysView[int]:
+        """Keys that can be found now."""
+        return self._index.keys()
+
     def num_available(self, state: RequestState) -> int:
-        """Free blocks this request may take: all but what is held back for others."""
+        """Free blocks this request may take: all but what is held back for others, or is another part's."""
+        if self.parts is not None:
+            return self.parts.num_available(state)
         return len(self._plain) + len(self._eviction) - self.num_held_back + state.num_held_blocks
 
     def free_order(self) -> Iterator[Block]:
@@ -77,18 +100,21 @@ class KVCache:
             yield self.blocks[block_id]
         yield from self._eviction
 
-    def lookup(self, keys: Sequence[int], limit: int) -> list[Block]:
-        """The longest cached chain of at most `limit` blocks. Nothing is touched."""
+    def lookup(self, chain: KeyChain, limit: int) -> list[Block]:
+        """The longest cached run of at most `limit` blocks at the head of a chain. Nothing is touched.
+
+        Where the chain knows its contents, they are compared: equal keys alone make no hit.
+        """
         found: list[Block] = []
         if not self.caching:
             return found
         get = self._index.get
-        for key in keys[:limit]:
+        for key in chain.keys[:limit]:
             block = get(key)
             if block is None:
                 break
             found.append(block)
-        return found
+        return _truly(found, chain.marks) if chain.marks else found
 
     # -- taking -------------------------------------------------------------------------------------------------
 
@@ -99,6 +125,8 @@ class KVCache:
             self._eviction.touch(block)
             if block.ref_count == 0:
                 self._eviction.discard(block)
+                if self.parts is not None:
+                    self.parts.num_held[state.part] += 1
             block.ref_count += 1
             state.block_ids.append(block.block_id)
         state.num_keyed_blocks = len(state.block_ids)
@@ -108,6 +136,9 @@ class KVCache:
         assert num <= self.num_available(state), f"{num} blocks asked, {self.num_available(state)} available"
         blocks, plain, table = self.blocks, self._plain, state.block_ids
         num_plain = min(num, len(plain))
+        if self.parts is not None:
+            num_plain = min(num, self.parts.num_unused(state.part))
+            self.parts.num_held[state.part] += num
         if num_plain:
             reused = plain[: -num_plain - 1 : -1]  # from the end, where the next one is
             del plain[-num_plain:]
@@ -117,14 +148,14 @@ class KVCache:
         if num > num_plain:
             self._evict(state, num - num_plain, now)
         if state.num_held_blocks:
-            taken = min(num, state.num_held_blocks)
-            state.num_held_blocks -= taken
-            self.num_held_back -= taken
+            self.hold_back(state, -min(num, state.num_held_blocks))
 
     def hold_back(self, state: RequestState, num: int) -> None:
-        """Keep `num` blocks for this request's growth."""
+        """Keep `num` blocks more, or fewer, for this request's growth."""
         state.num_held_blocks += num
         self.num_held_back += num
+        if self.parts is not None:
+            self.parts.num_held_back[state.part] += num
 
     def _evict(self, state: RequestState, num: int, now: float) -> None:
         """Append blocks that the eviction policy gives up."""
@@ -137,9 +168,11 @@ class KVCache:
                 self.num_evicted += 1
                 if is_simple:
                     del index[block.key]
-                    block.key = None
+                    block.key = block.content = block.note = None
                 else:
                     self._forget(block)
+            else:
+                block.note = None
             block.ref_count = 1
             table.append(block.block_id)
 
@@ -154,22 +187,33 @@ class KVCache:
         if full > len(chain.keys):
             chain.extend(full)
         keys = chain.keys
+        first_parent = parent = keys[keyed - 1] if keyed else None
         for depth in range(keyed, full):
             block, key = blocks[table[depth]], keys[depth]
             block.key = key
             block.depth = depth
+            block.parent = parent
+            parent = key
             if index.setdefault(key, block) is not block:
                 self._copies.setdefault(key, []).append(block)
         state.num_keyed_blocks = full
+        if chain.marks:
+            self._write_down(state, keyed, full)
         if self.events is not None:
-            parent = keys[keyed - 1] if keyed else None
-            self.events.append(BlocksStored(tuple(keys[keyed:full]), parent, state.request_id, keyed))
+            self.events.append(BlocksStored(tuple(keys[keyed:full]), first_parent, state.request_id, keyed))
+
+    def _write_down(self, state: RequestState, first: int, end: int) -> None:
+        """What these blocks of a table hold, each behind the one before it."""
+        before = self.blocks[state.block_ids[first - 1]].content if first else None
+        for depth in range(first, end):
+            block = self.blocks[state.block_ids[depth]]
+            block.content = before = Content(state.chain.marks[depth], before)
 
     def _forget(self, block: Block) -> None:
         """Take the key off a block; the oldest other copy answers for it from now on."""
         key = block.key
         assert key is not None
-        block.key = None
+        block.key = block.content = block.note = None
         copies = self._copies.get(key) if self._copies else None
         if copies is None:
             del self._index[key]
@@ -200,8 +244,9 @@ class KVCache:
             return False
         idle = [block.block_id for block in self._eviction]
         for block_id in idle:
-            self._eviction.discard(self.blocks[block_id])
-            self.blocks[block_id].key = None
+            block = self.blocks[block_id]
+            self._eviction.discard(block)
+            block.key = block.content = block.note = None
         self._plain = idle[::-1] + self._plain
         self._index.clear()
         self._copies.clear()
@@ -211,7 +256,7 @@ class KVCache:
 
     # -- giving back --------------------------------------------------------------------------------------------
 
-    def release(self, state: RequestState) -> int:
+    def release(self, state: RequestState, now: float) -> int:
         """Give up the table, tail first: a shared head must outlive what hangs on it. Returns blocks now free."""
         num_free, blocks = self.num_free, self.blocks
         add, plain, plain_first = self._eviction.add, self._plain, self._unhashed_first
@@ -224,11 +269,34 @@ class KVCache:
             if block.key is None and plain_first:
                 unhashed.append(block_id)
             else:
-                add(block)
+                add(block, state, now)
         unhashed.reverse()
         plain.extend(unhashed)
-        self.num_held_back -= state.num_held_blocks
-        state.num_held_blocks = 0
+        self.hold_back(state, -state.num_held_blocks)
+        if self.parts is not None:
+            self.parts.num_held[state.part] -= self.num_free - num_free
         state.num_keyed_blocks = 0
         state.block_ids = []  # a new list: a plan in flight still reads the old one
+        self.expire(now)
         return self.num_free - num_free
+
+    def expire(self, now: float) -> None:
+        """Forget the keys of blocks that the eviction policy keeps no longer, though there is room."""
+        if self._expires is None:
+            return
+        for block in self._expires.expired(now):
+            assert block.ref_count == 0, f"the eviction policy let block {block.block_id} go, which is held"
+            if block.key is not None:
+                self._forget(block)
+            self._plain.append(block.block_id)
+
+
+def _truly(found: list[Block], marks: Sequence[bytes]) -> list[Block]:
+    """Of blocks with the right keys, the leading ones that hold what they should."""
+    before: Content | None = None
+    for depth, block in enumerate(found):
+        content = block.content
+        if content is None or content.mark != marks[depth] or not content.follows(before):
+            return found[:depth]
+        before = content
+    return found

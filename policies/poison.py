@@ -40,12 +40,15 @@ def _written(flight: Flight, writers: Mapping[RequestState, int], blocks: Sequen
     Each writer with its life: what it computed after it had lost its blocks is not built on them.
     """
     written: dict[int, int] = {}
+    size, restored = flight.block_size, {each.request_id: each.num_blocks for each in flight.plan.transfers}
     for state, life, chunk in zip(flight.states, flight.lives, flight.plan.chunks, strict=True):
         if writers.get(state) != life:
             continue
-        size = flight.block_size
+        first = chunk.start // size
+        if chunk.request_id in restored:  # from host memory, before the step
+            first = -(-chunk.start // size) - restored[chunk.request_id]
         last = chunk.start + chunk.num_tokens + flight.plan.repeat - 2
-        for depth in range(chunk.start // size, min(last // size + 1, len(state.chain.keys))):
+        for depth in range(first, min(last // size + 1, len(state.chain.keys))):
             block = blocks[chunk.block_ids[depth]]
             if block.key is not None and block.key == state.chain.keys[depth]:
                 written[block.block_id] = block.key

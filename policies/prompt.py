@@ -45,10 +45,31 @@ def seals(namespaces: Sequence[Namespace], block_size: int, secret: bytes) -> di
     return sealed
 
 
+@dataclass(slots=True, eq=False)
+class Content:
+    """What a block holds and, block by block, all that stands before it."""
+
+    mark: bytes
+    before: Content | None
+
+    def follows(self, before: Content | None) -> bool:
+        """Whether the same stands before it; found at once where both were built on one block."""
+        mine = self.before
+        while mine is not before:
+            if mine is None or before is None or mine.mark != before.mark:
+                return False
+            mine, before = mine.before, before.before
+        return True
+
+
 class KeyChain(Protocol):
     """Keys of a request's full blocks, in order."""
 
     keys: list[int]
+
+    @property
+    def marks(self) -> Sequence[bytes]:
+        """For each key what it was made of, its parent's left out; empty where only keys are known."""
 
     @property
     def counts_from(self) -> int | None:
@@ -65,6 +86,7 @@ class CountedChain:
     """Output is known by position only: (request, position) stands for its tokens."""
 
     __slots__ = ("_base", "keys")
+    marks = ()
 
     def __init__(self, keys: list[int], base: int) -> None:
         self.keys = keys
@@ -85,10 +107,11 @@ class CountedChain:
 class TokenChain:
     """Keys over real token ids, prompt and output alike."""
 
-    __slots__ = ("_block_size", "_sealed", "_secret", "_tokens", "keys")
+    __slots__ = ("_block_size", "_sealed", "_secret", "_tokens", "keys", "marks")
 
     def __init__(self, token_ids: Sequence[int], block_size: int, sealed: dict[int, bytes], secret: bytes) -> None:
         self.keys: list[int] = []
+        self.marks: list[bytes] = []
         self._tokens = list(token_ids)
         self._block_size = block_size
         self._sealed = sealed
@@ -109,7 +132,9 @@ class TokenChain:
             assert len(tokens) == size, f"block {index} of {num_blocks} has {len(tokens)} of {size} tokens"
             parent = self.keys[-1] if self.keys else ROOT
             content = b"".join(token.to_bytes(8, "little", signed=True) for token in tokens)
-            self.keys.append(digest(self._secret, _integer(parent), content, self._sealed.get(index, b""), size=16))
+            seal = self._sealed.get(index, b"")
+            self.keys.append(digest(self._secret, _integer(parent), content, seal, size=16))
+            self.marks.append(seal + content)
 
 
 class Prompt(Protocol):
@@ -230,6 +255,7 @@ class RecordedChain:
     """Keys as a journal tells them: those of the prompt first, those of output tokens as updates bring them."""
 
     __slots__ = ("keys",)
+    marks = ()
 
     def __init__(self, keys: list[int]) -> None:
         self.keys = keys

@@ -5,7 +5,9 @@ from __future__ import annotations
 from policies.types import FinishReason, Request, RequestRecord, RequestState, Status
 
 
-def record(state: RequestState, reason: FinishReason, detail: str, now: float) -> RequestRecord:
+def record(
+    state: RequestState, reason: FinishReason, detail: str, now: float, retry_after: float | None = None
+) -> RequestRecord:
     """Fold a state into a record. queue + prefill + decode + stall + requeue is the whole of finish - arrival."""
     requeue = state.requeue_time + (now - state.waiting_since if state.status is Status.PREEMPTED else 0.0)
     queue, prefill, decode = _parts(state, state.stall_time + requeue, now)
@@ -30,6 +32,7 @@ def record(state: RequestState, reason: FinishReason, detail: str, now: float) -
         num_recomputed_tokens=state.num_recomputed_tokens,
         num_preemptions=state.num_preemptions,
         token_spans=_spans(state),
+        retry_after=retry_after,
     )
 
 
@@ -52,7 +55,7 @@ def _parts(state: RequestState, lost: float, now: float) -> tuple[float, float, 
     return queue, state.prefill_time, served - state.prefill_time
 
 
-def rejection(request: Request, reason: str, now: float) -> RequestRecord:
+def rejection(request: Request, reason: str, now: float, retry_after: float | None = None) -> RequestRecord:
     """The record of a request that never entered."""
     return RequestRecord(
         request_id=request.request_id,
@@ -74,4 +77,5 @@ def rejection(request: Request, reason: str, now: float) -> RequestRecord:
         num_output_tokens=0,
         num_recomputed_tokens=0,
         num_preemptions=0,
+        retry_after=retry_after,
     )

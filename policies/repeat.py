@@ -8,21 +8,23 @@ from policies.kv import KVCache
 from policies.types import RequestState
 
 
-def repeat_limit(states: Sequence[RequestState], kv: KVCache) -> int:
+def repeat_limit(states: Sequence[RequestState], kv: KVCache, may_evict: bool) -> int:
     """For a step in which all the running decode, and nobody entered or left.
 
     The waiting, if any, were not let in: slots do not free themselves and memory only shrinks, so the next step would
-    not let them in either. What ends it is an answer at its limit, or a block that somebody would have to yield.
+    not let them in either. What ends it is an answer at its limit, or a block that somebody would have to yield. Where
+    an eviction would matter to those who wait, the first one ends it too: whoever loses the head of a long cached
+    prefix asks for less.
     """
     limit = min([state.token_limit - state.num_output_tokens for state in states])
-    while limit > 1 and not _fits(states, kv, limit - 1):
+    free = kv.num_free if may_evict else kv.num_without_key
+    while limit > 1 and not _fits(states, kv.block_size, free - kv.num_held_back, limit - 1):
         limit //= 2
     return limit
 
 
-def _fits(states: Sequence[RequestState], kv: KVCache, num_more: int) -> bool:
-    """Whether each can grow by `num_more` tokens without anybody yielding."""
-    size, free = kv.block_size, kv.num_free - kv.num_held_back
+def _fits(states: Sequence[RequestState], size: int, free: int, num_more: int) -> bool:
+    """Whether each can grow by `num_more` tokens with so many blocks that are free and held back for nobody."""
     if len(states) * (num_more // size + 1) <= free:
         return True
     need = 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from policies.types import Admission, Block, RequestState, Status
+from policies.types import Admission, Block, RequestState, Status, Transfer
 
 if TYPE_CHECKING:
     from policies.engine import EngineCore
@@ -31,16 +31,21 @@ class Step:
         "_hit",
         "_kv",
         "_looked_up",
+        "_num_parts",
+        "_yielded",
         "admitted",
         "config",
         "entries",
+        "closed",
         "is_singular",
+        "lookups",
         "now",
         "num_decodes",
         "num_padding_tokens",
         "preempted",
         "step_id",
         "token_budget",
+        "transfers",
     )
 
     def __init__(self, engine: EngineCore, now: float) -> None:
@@ -51,14 +56,19 @@ class Step:
         self.entries: dict[RequestState, int] = {}
         self.admitted: list[Admission] = []
         self.preempted: list[str] = []
+        self.transfers: list[Transfer] = []
+        self.lookups: list[list[Block]] = []  # what was found of the waiting that were asked
+        self.closed: set[int] = set()  # parts whose memory was short for the running: nobody is let in
         self.num_decodes = 0  # entries that only go on by a token, as far as nobody was preempted
         self.num_padding_tokens = 0
         self.is_singular = False
         self._engine = engine
         self._kv = engine.kv
+        self._num_parts = 1 if engine.kv.parts is None else engine.kv.parts.num
         self._cursor = 0
         self._looked_up: RequestState | None = None
         self._hit: list[Block] = []
+        self._yielded: list[RequestState] = []
 
     # -- what there is ------------------------------------------------------------------------------------------
 
@@ -88,21 +98,25 @@ class Step:
     def candidates(self) -> Iterator[RequestState]:
         """The waiting, best first, as long as one more may enter.
 
-        Ends when somebody was preempted in this step, at the first that is not admitted (or after `hol_skip` of
-        them), and when slots or budget are used up.
+        Ends when a running one found no memory in this step, at the first that is not admitted (or after `hol_skip` of
+        them; who has a claim goes past), and when slots or budget are used up.
         """
-        skips = self.config.hol_skip
+        yielding = self._engine.yielding
+        skips = [self.config.hol_skip] * self._num_parts
         if not self._open():
             return
         for state in self._engine.scheduling.candidates(self._engine.view, self.now):
+            if skips[state.part] < 0 and not yielding.may_claim(state):
+                continue
             yield state
             if state.status is not Status.RUNNING:
-                skips -= 1
-            if skips < 0 or not self._open():
+                skips[state.part] -= 1
+            if (max(skips) < 0 and yielding.reclaims is None) or not self._open():
                 return
 
     def _open(self) -> bool:
-        return self.token_budget > 0 and not self.preempted and self.num_running < self.config.max_num_seqs
+        has_slot = self.num_running < self.config.max_num_seqs or self._engine.yielding.for_waiting
+        return self.token_budget > 0 and len(self.closed) < self._num_parts and has_slot
 
     def remaining(self, state: RequestState) -> int:
         """Tokens a running request could compute now."""
@@ -117,11 +131,17 @@ class Step:
 
     def uncached(self, state: RequestState) -> int:
         """Tokens a waiting request would have to compute; at least its last one."""
-        return state.num_tokens - len(self._find(state)) * self.config.block_size
+        return state.num_tokens - self._num_there(state)
+
+    def _num_there(self, state: RequestState) -> int:
+        """Tokens found in the cache, or brought back from host memory."""
+        num_hit = len(self._find(state)) * self.config.block_size
+        return num_hit if num_hit > state.num_swapped_tokens else state.num_swapped_tokens
 
     def _find(self, state: RequestState) -> list[Block]:
         if self._looked_up is not state:
             self._looked_up, self._hit = state, self._engine.find_cached(state)
+            self.lookups.append(self._hit)
         return self._hit
 
     def pad(self, num_tokens: int) -> None:
@@ -158,8 +178,8 @@ class Step:
             if decoding is not None and state.is_decoding is not decoding:
                 continue
             num = min(self.remaining(state), limit, self.token_budget)
-            if num > 0 and self.grant(state, num) is not Grant.GRANTED:
-                return False
+            if num > 0 and self.grant(state, num) is not Grant.GRANTED and self._num_parts == 1:
+                return False  # of several parts another may have room
         return True
 
     def grant(self, state: RequestState, num_tokens: int) -> Grant:
@@ -193,15 +213,18 @@ class Step:
 
     def _make_room(self, state: RequestState, short: int) -> Grant:
         while short > self._kv.num_available(state):
-            victim = self._engine.preemption.choose_victim(self._engine.running, state, self.now)
+            victim = self._engine.yielding.to_running(state, self.now)
             if victim is None:
                 return Grant.NO_MEMORY
-            self._preempt(victim)
+            self._unseat(victim)
+            self.requeue_yielded()
+            if self.preempted:
+                self.closed.add(state.part)
             if victim is state:
                 return Grant.YIELDED
         return Grant.GRANTED
 
-    def _preempt(self, victim: RequestState) -> None:
+    def _unseat(self, victim: RequestState) -> None:
         index = self._engine.running.index(victim)
         if index < self._cursor:
             self._cursor -= 1
@@ -209,9 +232,19 @@ class Step:
             self.token_budget += self.entries.pop(victim)
             if self.config.drop_unwritten_keys:  # or somebody would find a block that holds nothing
                 self._kv.drop_keys(victim.block_ids[victim.num_computed_tokens // self._kv.block_size :])
-        self._engine.preempt(victim, self.now)
+        self._engine.unseat(victim, self.now, may_swap=victim.admitted_step != self.step_id)
         if victim.status is Status.PREEMPTED:
             self.preempted.append(victim.request_id)
+            self._yielded.append(victim)
+        if victim.num_swapped_tokens:
+            num_blocks = self._engine.host.num_blocks(victim.num_swapped_tokens)
+            self.transfers.append(Transfer(victim.request_id, num_blocks, to_host=True))
+
+    def requeue_yielded(self) -> None:
+        """They wait again. Not while the line is walked: nobody comes back in the step in which he yielded."""
+        for state in self._yielded:
+            self._engine.scheduling.requeue(state, self.now)
+        self._yielded.clear()
 
     def admit(self, state: RequestState, num_tokens: int) -> bool:
         """Let a waiting request in and compute `num_tokens` of it; False, with nothing changed, if it does not fit."""
@@ -220,12 +253,33 @@ class Step:
                 f"a batching policy admitted request {state.request_id} with {num_tokens} tokens; "
                 f"the step has {self.token_budget} left"
             )
-        hit = self._find(state)
-        num_hit = len(hit) * self.config.block_size
-        assert num_hit + num_tokens <= state.num_tokens, f"{state.request_id} has no {num_tokens} tokens to compute"
-        if self.preempted or not self._engine.place(state, hit, num_tokens, self.now):
+        hit, num_there = self._find(state), self._num_there(state)
+        assert num_there + num_tokens <= state.num_tokens, f"{state.request_id} has no {num_tokens} tokens to compute"
+        if state.part in self.closed or not self._place(state, hit, num_there, num_tokens):
             return False
         self._looked_up = None  # the index changed
+        num_hit = len(hit) * self.config.block_size
         self.admitted.append(Admission(state.request_id, num_hit, resumed=state.num_preemptions > 0))
-        self._enter(state, num_tokens, num_hit + num_tokens)
+        if num_there > num_hit:
+            num_blocks = self._engine.host.num_blocks(num_there) - len(hit)
+            self.transfers.append(Transfer(state.request_id, num_blocks, to_host=False))
+        state.admitted_step = self.step_id
+        self._enter(state, num_tokens, num_there + num_tokens)
+        return True
+
+    def _place(self, state: RequestState, hit: list[Block], num_there: int, num_tokens: int) -> bool:
+        """Move a waiting request into the running set, if there is room or others make way."""
+        engine = self._engine
+        promise = engine.promise(state, num_there, num_tokens)
+        missing = engine.num_missing(promise, hit, state)
+        if missing > 0 or self.num_running >= self.config.max_num_seqs:
+            if not engine.yielding.for_waiting:
+                return False
+            victims = engine.yielding.to_waiting(state, hit, missing, self.step_id)
+            for victim in victims:
+                self._unseat(victim)
+            promise = engine.promise(state, num_there, num_tokens)
+            if not victims or engine.num_missing(promise, hit, state) > 0:
+                return False
+        engine.place(state, hit, num_there, promise, self.now)
         return True

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from policies.prompt import KeyChain, Prompt
+    from policies.prompt import Content, KeyChain, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,16 @@ class Context:
     user: str = ""
     application: str = ""
     session: str = ""
+    request: str = ""  # the server's name for the call; the same when it is asked again
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the live body draws tokens; the core only passes it on."""
 
-    temperature: float = 0.0
+    temperature: float = 0.0  # 0 takes the likeliest
     top_p: float = 1.0
+    top_k: int = 0  # 0 is off
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
 
@@ -72,6 +74,9 @@ class Block:
     ref_count: int = 0
     key: int | None = None
     depth: int = 0  # position in the chain of the request that filled it, in blocks
+    parent: int | None = None  # key of the block before it, where it has a key itself
+    content: Content | None = None  # what it holds and what stands before it, where that is known
+    note: Any = None  # the eviction policy's own; empty when the block gets its key
 
 
 @dataclass(eq=False, slots=True)
@@ -93,11 +98,15 @@ class RequestState:
     num_placeholders: int = 0  # output tokens of steps in flight (asynchronous scheduling)
     num_cached_tokens: int = 0  # prompt tokens found in the cache at first admission
     num_preemptions: int = 0
+    part: int = 0  # of a pool that is cut into parts, the one whose blocks it may use
     num_keyed_blocks: int = 0  # leading blocks of the table that carry a key
     num_held_blocks: int = 0  # promised for growth, not yet taken
     num_recomputed_tokens: int = 0
     num_lost_tokens: int = 0  # computed before the last preemption, to be computed again
+    num_spared_tokens: int = 0  # found in the cache on its return, though it had never computed them
+    num_swapped_tokens: int = 0  # whose KV waits in host memory
     granted_step: int = -1
+    admitted_step: int = -1  # the one that let it in, last time
     discard_before_step: int = -1  # outputs of older steps are dropped (prefix cache reset)
     block_ids: list[int] = field(default_factory=list)
     stop_reason: FinishReason | None = None
@@ -141,6 +150,14 @@ class Admission(NamedTuple):
     resumed: bool
 
 
+class Transfer(NamedTuple):
+    """KV blocks of a preempted request that go to host memory before the step, or come back from there."""
+
+    request_id: str
+    num_blocks: int
+    to_host: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """What one step computes; with `repeat` k, k equal steps in which every chunk moves on by one token a step.
@@ -162,7 +179,7 @@ class StepPlan:
     num_padding_tokens: int = 0  # computed and thrown away by static batching
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[str, ...] = ()
-    transfers: tuple[str, ...] = ()
+    transfers: tuple[Transfer, ...] = ()  # in this order, before anything is computed; live bodies refuse them
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -173,17 +190,25 @@ class StepPlan:
         return sum(self.counts)
 
 
+class StepParts(NamedTuple):
+    """Where a live step's duration went, in seconds."""
+
+    host: float  # building the batch, reading the tokens
+    device: float
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What the device gave back. Every sampling chunk yielded `plan.repeat` tokens.
 
-    `stopped` names the requests whose answer ended with their last token; `token_ids` is filled by live bodies only.
-    `duration` is in seconds, for all repeats together.
+    `stopped` names the requests whose answer ended with their last token; `token_ids` and `parts` are filled by live
+    bodies only. `duration` is in seconds, for all repeats together.
     """
 
     duration: float
     stopped: Mapping[str, FinishReason] = field(default_factory=dict)
     token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    parts: StepParts | None = None
 
 
 class Flight(NamedTuple):
@@ -195,12 +220,31 @@ class Flight(NamedTuple):
     block_size: int
 
 
+class Sample(NamedTuple):
+    """How things stood while a step ran, or equal ones. Blocks held + cached + free = all."""
+
+    time: float
+    num_steps: int
+    num_running: int
+    num_waiting: int
+    num_tokens: int
+    num_padding_tokens: int
+    num_held_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+
+
 class Admit(NamedTuple):
     """May wait for a place."""
 
 
 class Hold(NamedTuple):
-    """Kept in order and asked again at each schedule."""
+    """Kept in order and asked again at each schedule.
+
+    Of those held in one `line` the first is asked, and the next only if it was let go; without one, each is asked.
+    """
+
+    line: str | None = None
 
 
 class Reject(NamedTuple):
@@ -251,3 +295,4 @@ class RequestRecord:
     num_recomputed_tokens: int
     num_preemptions: int
     token_spans: tuple[tuple[int, int], ...] = ()
+    retry_after: float | None = None  # seconds; a hint to who was refused

@@ -1,11 +1,12 @@
-"""What policies see of the engine: interfaces.View, read-only, and no true output length."""
+"""What policies see of the engine: interfaces.View, read-only, and no true output length; what a run keeps of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from policies.types import RequestState
+from policies.totals import Totals
+from policies.types import RequestState, Sample, StepPlan
 
 if TYPE_CHECKING:
     from policies.engine import EngineCore
@@ -33,6 +34,10 @@ class EngineView:
         return self._engine.running
 
     @property
+    def step_id(self) -> int:
+        return self._engine.next_step_id
+
+    @property
     def num_waiting(self) -> int:
         return len(self._engine.scheduling)
 
@@ -40,5 +45,27 @@ class EngineView:
     def num_waiting_tokens(self) -> int:
         return self._engine.num_waiting_tokens
 
+    @property
+    def num_waiting_blocks(self) -> int:
+        return self._engine.num_waiting_blocks
+
     def matched_tokens(self, state: RequestState) -> int:
+        self._engine.order_reads_cache = True
         return len(self._engine.find_cached(state)) * self.block_size
+
+    def num_held(self, line: str) -> int:
+        return self._engine.held.num_in(line)
+
+    def of_class(self, class_name: str) -> Totals:
+        return self._engine.totals_by("class_name").of(class_name)
+
+    def of_client(self, client_id: str) -> Totals:
+        return self._engine.totals_by("client_id").of(client_id)
+
+
+def sample(engine: EngineCore, plan: StepPlan) -> Sample:
+    """How things stand with this plan just scheduled."""
+    kv = engine.kv
+    free, cached = kv.num_free, kv.num_idle_cached
+    return Sample(plan.time, plan.repeat, plan.num_running, len(engine.scheduling), plan.num_tokens,
+                  plan.num_padding_tokens, kv.num_blocks - free, cached, free - cached)  # fmt: skip

@@ -10,8 +10,9 @@ from typing import Protocol
 import simpy
 
 from policies.engine import EngineCore
-from policies.interfaces import ReplicaLoad, RoutingPolicy
+from policies.interfaces import ReadsCaches, ReplicaLoad, RoutingPolicy
 from policies.types import Outcome, Request, RequestRecord, StepPlan
+from sim.cache_index import CacheIndex
 from sim.cost import StepCost
 from sim.executor import SimulatedExecutor
 from sim.replica import Late, Replica
@@ -21,19 +22,30 @@ from sim.workload.workload import WorkItem
 class Router:
     """Asks the policy. The loads it shows are renewed when they are `staleness` seconds old and somebody asks."""
 
-    def __init__(self, policy: RoutingPolicy, staleness: float, loads: Callable[[], Sequence[ReplicaLoad]]) -> None:
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        staleness: float,
+        loads: Callable[[], Sequence[ReplicaLoad]],
+        index: CacheIndex | None = None,
+    ) -> None:
         if not 0.0 <= staleness < math.inf:
             raise ValueError(f"load_staleness ({staleness}) must be a finite number of seconds, 0 or more")
         self._policy = policy
         self._staleness = staleness
         self._look = loads
+        self._index = index
         self._seen: Sequence[ReplicaLoad] = ()
         self._seen_at = -math.inf
 
     def choose(self, request: Request, now: float) -> int:
         if now - self._seen_at >= self._staleness:
             self._seen, self._seen_at = self._look(), now
-        index = self._policy.choose_replica(request, self._seen, now)
+        replicas = self._seen
+        if self._index is not None:
+            matched = self._index.matched_tokens(request, now)
+            replicas = [load._replace(num_matched_tokens=num) for load, num in zip(replicas, matched, strict=True)]
+        index = self._policy.choose_replica(request, replicas, now)
         if not 0 <= index < len(self._seen):
             raise ValueError(f"a routing policy chose replica {index}; there are {len(self._seen)}")
         return index
@@ -74,6 +86,7 @@ class Cluster:
         load_staleness: float = 0.0,
         jumps: bool = True,
         is_open: bool = True,
+        block_transfer_time: float = 0.0,
     ) -> None:
         if not engines:
             raise ValueError("num_replicas (0) must be at least 1")
@@ -86,6 +99,7 @@ class Cluster:
                     cost,
                     overlap=engine.config.async_depth > 1,
                     block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
+                    block_transfer_time=block_transfer_time,
                 ),
                 partial(self._left, index),
                 jumps,
@@ -97,7 +111,8 @@ class Cluster:
             for index, engine in enumerate(engines)
         ]
         self._listener = listener
-        self._router = Router(policy, load_staleness, self.loads)
+        index = CacheIndex(engines, policy.index_staleness) if isinstance(policy, ReadsCaches) else None
+        self._router = Router(policy, load_staleness, self.loads, index)
         self._num_present = [0] * len(engines)
         self._num_prompt_tokens = [0] * len(engines)
 

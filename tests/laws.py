@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 from itertools import islice
+from operator import attrgetter
 
-from policies.catalogue import make
 from policies.engine import EngineCore
-from policies.interfaces import AllocationPolicy
 from policies.kv import KVCache
+from policies.totals import TotalsBy
 from policies.types import Block, RequestState, Status
 
 
@@ -48,8 +47,24 @@ def check_index(kv: KVCache) -> None:
     assert kv.caching or not found, "caching is off, but a block can be found"
 
 
+def check_totals(engine: EngineCore) -> None:
+    """What is kept by class and by client is what a count of all gives."""
+    for name in ("class_name", "client_id"):
+        kept, counted = engine.totals_by(name), TotalsBy(attrgetter(name), engine.config.block_size, engine.states)
+        assert kept.all() == counted.all(), f"totals by {name} are miscounted"
+
+
+def check_host(engine: EngineCore) -> None:
+    """Host memory holds what the preempted left there, and no more than it can."""
+    states, size = list(engine.states), engine.config.block_size
+    assert not any(state.num_swapped_tokens for state in states if state.status is not Status.PREEMPTED)
+    used = sum(-(-state.num_swapped_tokens // size) for state in states)
+    assert engine.host.num_free == engine.config.num_host_blocks - used >= 0, "host memory is miscounted"
+
+
 def check_drained(engine: EngineCore) -> None:
     """T28."""
+    assert engine.host.num_free == engine.config.num_host_blocks, "T28: nobody is left, but host memory is held"
     assert not engine.has_work and not list(engine.states), "T28: somebody never left"
     assert engine.kv.num_free == engine.kv.num_blocks, "T28: nobody is left, but blocks are held"
     assert engine.kv.num_held_back == 0, "T28: nobody is left, but blocks are held back"
@@ -65,26 +80,19 @@ def first_that_could_enter(engine: EngineCore, now: float, budget: int, cut: boo
         return None
     for state in islice(engine.scheduling.candidates(engine.view, now), config.hol_skip + 1):
         hit = engine.find_cached(state)
-        num_new = state.num_tokens - len(hit) * config.block_size
+        num_there = max(len(hit) * config.block_size, state.num_swapped_tokens)
+        num_new = state.num_tokens - num_there
         if config.batching == "chunked":
             num_new = min(num_new, config.long_prefill_token_threshold or num_new)
         if num_new > budget and not cut:
             return None
-        if _has_room(engine, state, hit, min(num_new, budget)):
+        if _has_room(engine, state, hit, num_there, min(num_new, budget)):
             return state.request_id
     return None
 
 
-@cache
-def _allocation(spec: str) -> AllocationPolicy:
-    policy: AllocationPolicy = make("allocation", spec)
-    return policy
-
-
-def _has_room(engine: EngineCore, state: RequestState, hit: list[Block], num_new: int) -> bool:
-    promise = _allocation(engine.config.allocation).promise(
-        state, len(hit) * engine.config.block_size, num_new, engine.view
-    )
+def _has_room(engine: EngineCore, state: RequestState, hit: list[Block], num_there: int, num_new: int) -> bool:
+    promise = engine.promise(state, num_there, num_new)
     fresh = max(promise.num_blocks_required, promise.num_blocks_held)
     fresh -= sum(block.ref_count > 0 for block in hit)
-    return fresh + promise.num_blocks_slack <= engine.kv.num_free - engine.kv.num_held_back
+    return fresh + promise.num_blocks_slack <= engine.kv.num_available(state)

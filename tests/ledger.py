@@ -5,7 +5,7 @@ After each event its own books must agree with the engine's, and the laws (tests
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from policies.types import (
     StepPlan,
 )
 from tests.device import PaperDevice, Slot, Text, Write, output_token
-from tests.laws import check_blocks, check_drained, check_index, first_that_could_enter
+from tests.laws import check_blocks, check_drained, check_host, check_index, check_totals, first_that_could_enter
 
 COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -47,6 +47,7 @@ class Bearer:
     was_told_to_stop: bool = False
     discard_before: int = -1
     cached: int = 0
+    swapped: int = 0  # tokens in host memory
     scheduled: int = 0
     recomputed: int = 0
     spared: int = 0  # found in the cache on return, though never computed by itself
@@ -57,6 +58,7 @@ class Bearer:
     prefill: float = 0.0
     stall: float = 0.0
     requeue: float = 0.0
+    restored: tuple[int, int] = (0, 0)  # tokens that this step brings back from host memory
     idle_since: float | None = None  # runs, and no step in flight serves it
     away_since: float | None = None
 
@@ -95,6 +97,10 @@ class Ledger:
         self.batching = self.config.batching.partition(",")[0]
         self.shares_blocks: bool = make("allocation", self.config.allocation).shares_blocks
         self.batcher = make("batching", self.config.batching)
+        # A step's own newcomers count for more in it than after it, or stand elsewhere in line.
+        cautious = getattr(make("allocation", self.config.allocation), "depends_on_progress", False)
+        self.is_cautious = cautious or self.engine.scheduling.reorders
+        self.isolation = make("isolation", self.config.isolation)
         self.device = PaperDevice(self.config.block_size)
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -106,11 +112,20 @@ class Ledger:
         if outcome.accepted:
             state = next(state for state in self.engine.states if state.request_id == request.request_id)
             limit = min(request.max_tokens, self.config.max_model_len - request.prompt.num_tokens)
-            scope = {"global": "", "tenant": request.context.tenant}.get(self.config.isolation, self.num_added)
-            text = Text(self.device.names, request, self.num_added, scope)
+            text = Text(self.device.names, request, self.num_added, self._scopes(request))
             self.live[request.request_id] = Bearer(request, state, limit, text)
         self._collect(now)
         return outcome
+
+    def _scopes(self, request: Request) -> dict[int, object]:
+        """First token -> with whom it shares from there on; the whole block of that token is private."""
+        namespaces, scopes = self.isolation.namespaces(request.context), dict[int, object]()
+        if namespaces is None:
+            return {0: self.num_added}
+        for start_token, fields in namespaces:
+            at = start_token - start_token % self.config.block_size
+            scopes[at] = (scopes.get(at), fields)
+        return scopes
 
     def abort(self, request_id: str, now: float) -> bool:
         self.now = now
@@ -130,6 +145,8 @@ class Ledger:
         plan = self.engine.schedule(now, repeats)
         if plan is not None:
             self._see(plan, now)
+        if could_enter not in {state.request_id for state in self.engine.states}:
+            could_enter = None  # it was shed
         self._check_nobody_waits_in_vain(plan, could_enter)
         self._collect(now)
         return plan
@@ -170,6 +187,9 @@ class Ledger:
         ]  # fmt: skip
         for member in flight.members:
             self._end_service(member, now)
+        for transfer in flight.plan.transfers:
+            if transfer.request_id in self.live:
+                self.live[transfer.request_id].swapped = 0
         failed = self.engine.fail(flight.plan, now)
         hit = {bearer.request.request_id for bearer in members + readers}
         assert set(failed) == hit, "whoever read what was never written fails, and nobody else"
@@ -191,6 +211,8 @@ class Ledger:
         assert done is (held == 0), "a reset is refused while, and only while, a block is held"
         if not held:
             assert not self.engine.kv._index, "a reset leaves no key"
+            for bearer in self.live.values():
+                bearer.swapped = 0
         self._collect(now)
 
     def drive_to_end(self, now: float, max_steps: int = 3000) -> float:
@@ -202,7 +224,7 @@ class Ledger:
             if len(self.flights) == self.config.async_depth or (plan is None and self.flights):
                 now += 0.5
                 self.update(now)
-            elif plan is None:
+            elif plan is None and self.engine.has_work:
                 wakeup = self.engine.next_wakeup(now)
                 assert wakeup is not None, "T27: work is left, but nobody can run and nothing will change"
                 now = wakeup
@@ -217,15 +239,24 @@ class Ledger:
         assert (plan.step_id, plan.time) == (self.next_step, now), "steps are numbered and dated in order"
         assert plan.num_tokens <= config.max_num_batched_tokens, "T25: over the token budget"
         assert plan.num_running == len(self.engine.running) <= config.max_num_seqs, "T25: over the slots"
-        assert not (plan.preempted and plan.admitted), "nobody is let in by a step that preempted"
+        makes_way = self.engine.yielding.for_waiting
+        if self.engine.kv.parts is None:
+            assert makes_way or not (plan.preempted and plan.admitted), "nobody is let in by a step that preempted"
+        assert not set(plan.preempted) & {entry.request_id for entry in plan.admitted}, "in and out in one step"
         assert plan.chunks or plan.preempted, "a plan without anything in it"
-        if self.allocation in ("paged_reserve_output", "contiguous_max_len"):
+        if self.allocation in ("paged_reserve_output", "contiguous_max_len") and not makes_way:
             assert not plan.preempted, f"{self.allocation} never preempts"
         self.next_step += plan.repeat
+        away = {each.request_id: each.num_blocks for each in plan.transfers if each.to_host}
+        back = {each.request_id: each.num_blocks for each in plan.transfers if not each.to_host}
         for request_id in plan.preempted:
+            self._see_kept(self.live[request_id], away.pop(request_id, 0))
             self._see_preempted(self.live[request_id], now)
         for entry in plan.admitted:
-            self._see_admitted(self.live[entry.request_id], entry.num_cached_tokens, entry.resumed, now)
+            bearer = self.live[entry.request_id]
+            self._see_admitted(bearer, entry.num_cached_tokens, entry.resumed, now)
+            self._see_restored(bearer, entry.num_cached_tokens, back.pop(entry.request_id, 0))
+        assert not away and not back, "KV moves of those who come and go, and of nobody else"
         members = [self._see_chunk(chunk, index, plan) for index, chunk in enumerate(plan.chunks)]
         assert len({member.chunk.request_id for member in members}) == len(members), "one chunk a request"
         slots = [slot for member in members for slot in member.slots]
@@ -250,6 +281,20 @@ class Ledger:
             self.stats = [a + b for a, b in zip(self.stats, (1, bearer.state.num_prompt_tokens, num_hit), strict=True)]
         assert num_hit < bearer.request.prompt.num_tokens + bearer.outputs, "the last token is always computed"
         bearer.computed = num_hit
+
+    def _see_kept(self, bearer: Bearer, num_blocks: int) -> None:
+        """What it had computed before this step goes to host memory, whole or not at all."""
+        needed = -(-bearer.computed // self.config.block_size)
+        assert num_blocks in (0, needed), "host memory keeps a request's KV whole"
+        bearer.swapped = bearer.computed if num_blocks else 0
+
+    def _see_restored(self, bearer: Bearer, num_hit: int, num_blocks: int) -> None:
+        """What is not found in the cache comes back from host memory."""
+        needed = -(-bearer.swapped // self.config.block_size) - num_hit // self.config.block_size
+        assert num_blocks == max(0, needed), "each block comes back that is not there"
+        bearer.restored = (num_hit, bearer.swapped)
+        bearer.computed = max(num_hit, bearer.swapped)
+        bearer.swapped = 0
 
     def _see_preempted(self, bearer: Bearer, now: float) -> None:
         assert bearer.running, f"{bearer.request.request_id} yields, but does not run"
@@ -284,6 +329,8 @@ class Ledger:
         bearer.computed = last
         bearer.in_flight += plan.repeat * chunk.samples
         write = (plan.step_id, index)
+        self.device.write(bearer.text, chunk.block_ids, *bearer.restored, write)
+        bearer.restored = (0, 0)
         slots = self.device.write(bearer.text, chunk.block_ids, chunk.start, last, write)
         return Member(bearer, chunk, bearer.life, write, slots)
 
@@ -331,6 +378,7 @@ class Ledger:
             bearer = self.live.get(record.request_id)
             if record.reason is FinishReason.REJECTED:
                 assert record.finish_time - record.arrival_time == record.queue_time, "a refused one only waited"
+                self.live.pop(record.request_id, None)  # it was held, or shed
                 continue
             assert bearer is not None, f"{record.request_id} leaves, but is not there"
             self._learn_keys(bearer)
@@ -342,6 +390,8 @@ class Ledger:
 
     def check(self) -> None:
         check_blocks(self.engine)
+        check_totals(self.engine)
+        check_host(self.engine)
         check_index(self.engine.kv)
         for bearer in self.live.values():
             self._learn_keys(bearer)
@@ -357,13 +407,17 @@ class Ledger:
         states = list(engine.states)
         assert [state.request_id for state in states] == list(self.live), "T22: the present are not those who came"
         waiting = [state for state in states if state.status in (Status.WAITING, Status.PREEMPTED)]
-        reasons = Counter(record.reason for record in self.records)
-        assert self.num_added == sum(reasons.values()) + len(waiting) + len(engine.running), "T22: a request is lost"
+        held = [state for state in states if state.status is Status.HELD]
+        num_present = len(held) + len(waiting) + len(engine.running)
+        assert self.num_added == len(self.records) + num_present, "T22: a request is lost"
+        assert len(engine.held) == len(held), "the held are not those whom admission keeps back"
         running = {request_id for request_id, bearer in self.live.items() if bearer.running}
         assert {state.request_id for state in engine.running} == running, "the running are not those let in"
         assert len(engine.scheduling) == len(waiting) == engine.view.num_waiting, "the line is not who waits"
         num_waiting_tokens = sum(state.num_tokens for state in waiting)
         assert engine.num_waiting_tokens == num_waiting_tokens, "waiting tokens are miscounted"
+        num_waiting_blocks = sum(-(-state.num_tokens // self.config.block_size) for state in waiting)
+        assert engine.num_waiting_blocks == num_waiting_blocks, "waiting blocks are miscounted"
         assert tuple(engine.prefix_stats) == tuple(self.stats), "lookups are counted once a request, at its admission"
         num_stopped = sum(bearer.stopped for bearer in self.live.values() if bearer.running)
         assert engine.num_stopped == num_stopped, "those who are done and wait for their group are miscounted"
@@ -388,6 +442,7 @@ class Ledger:
         assert num_spanned == (0 if is_whole else bearer.outputs), "each token has its step"
         # T23: what was scheduled is useful or recomputed; what of the useful was for nothing is thrown away.
         assert record.num_recomputed_tokens == bearer.recomputed, "T23: recomputed tokens are miscounted"
+        assert bearer.state.num_spared_tokens == bearer.spared, "tokens found on a return are miscounted"
         useful = bearer.farthest - bearer.cached - bearer.spared
         assert bearer.scheduled == useful + bearer.recomputed, "T23: scheduled = useful + recomputed"
         if record.reason in COMPLETED:
@@ -432,17 +487,21 @@ class Ledger:
         owes_decode, self.has_preempted = self.has_preempted, plan is not None and bool(plan.preempted)
         if plan is None and not self.flights:
             assert not engine.running, "T26: nobody computes, but somebody runs"
-        if plan is not None and plan.preempted:
+        if plan is not None and (plan.preempted or self.is_cautious):
             return
         if self.batcher.returns_together:
             is_forming = engine.next_wakeup(self.now) is not None
             assert plan is not None or self.flights or is_forming or not len(engine.scheduling), "T26: no group forms"
+        elif self.batching == "decode_first" and plan is not None and not self._has_prefill(plan):
+            pass  # nobody enters while anybody decodes
         elif plan is None or (self.batching == "prefill_first" and not self._has_prefill(plan)):
             assert could_enter is None or owes_decode, f"T26: {could_enter} waits in vain"
-        elif not (config.hol_skip and plan.admitted):  # what one admits may be what another, passed over, could find
+        elif not ((config.hol_skip or engine.kv.parts) and plan.admitted):  # what one admits another may find
             budget = config.max_num_batched_tokens
             if self.batching == "stall_free" and config.enable_chunked_prefill:
                 budget = min(budget, self.batcher.chunk_size)
+            if self.batching == "tpot_budget" and config.enable_chunked_prefill:
+                budget = min(budget, engine._policies.batching.last_chunk_size)  # type: ignore[attr-defined]
             left, cut = budget - plan.num_tokens, self.batching != "prefill_first" and config.enable_chunked_prefill
             could_enter = first_that_could_enter(engine, self.now, left, cut)
             assert could_enter is None, f"T26: {could_enter} waits in vain"

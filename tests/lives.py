@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from policies.catalogue import MENU, make
+from policies.config import MENUS
+from policies.interfaces import Outranks
 from policies.journal import Write
 from policies.prompt import ContentPrompt, LengthPrompt, Prompt, TokenPrompt
 from policies.types import Request, StepPlan
 from tests.ledger import Ledger
+from tests.specs import examples
 from tests.worlds import request, tiny_engine
 
 Choose = Callable[[Sequence[Any]], Any]  # one of them
@@ -25,37 +29,42 @@ def chooser(*seed: object) -> Choose:
     return Random(repr(seed)).choice
 
 
-def draw_settings(choose: Choose, batching: str, allocation: str, preemption: str, **fixed: Any) -> dict[str, Any]:
-    """Settings of a tiny engine with these policies."""
+def draw_settings(choose: Choose, **fixed: Any) -> dict[str, Any]:
+    """Settings of a tiny engine; policies given by their name are made as one of their examples."""
     max_num_seqs, block_size = choose(range(1, 6)), choose(range(1, 5))
-    shares_blocks = allocation != "contiguous_max_len"
     settings = {
         "num_blocks": choose(range(3, 25)),
         "block_size": block_size,
         "max_num_batched_tokens": choose(range(max(4, max_num_seqs), 33)),
         "max_num_seqs": max_num_seqs,
         "max_model_len": choose(range(4, 33)),
-        "scheduling": choose(("fcfs", "priority")),
-        "batching": batching + {
-            "static": f",group_size={choose(range(4))},max_wait={choose((0, 1, 2))}",
-            "stall_free": f",chunk_size={choose((1, 3, 8))}",
-        }.get(batching, ""),
-        "allocation": allocation,
-        "preemption": preemption,
+        "admission": choose(("accept_all",) * 4 + tuple(MENU["admission"])),
+        "scheduling": choose(("fcfs", "priority", *MENU["scheduling"])),
         "isolation": choose(("global", "tenant", "no_reuse")),
-        "enable_prefix_caching": shares_blocks and choose((True, True, True, False)),
+        "enable_prefix_caching": choose((True, True, True, False)),
         "enable_chunked_prefill": choose((True, True, False)),
         "long_prefill_token_threshold": choose((0, 0, 3)),
         "async_depth": choose((1, 2)),
         "cache_at": choose(("schedule", "step_end")),
         "hol_skip": choose((0, 2)),
         "unhashed_first": choose((True, False)),
+        "preempt_min_steps": choose((0, 0, 2)),
+        "num_host_blocks": choose((0, 0, 6, 24)),
         **fixed,
-    }  # fmt: skip
+    }
+    for menu in MENUS:
+        if settings.get(menu) in MENU[menu]:
+            settings[menu] = choose(examples(menu, settings[menu]))
+    can_outrank = isinstance(make("scheduling", settings["scheduling"]), Outranks)
+    settings.setdefault("preempt_for_waiting", can_outrank and choose((True, False)))
     if settings["max_num_batched_tokens"] < settings["max_model_len"]:
         settings["enable_chunked_prefill"] = True
-    if not shares_blocks:
-        settings["unhashed_first"] = True
+    if not make("allocation", settings.get("allocation", "paged")).shares_blocks:
+        settings |= {"unhashed_first": True, "enable_prefix_caching": False}
+    if settings["async_depth"] > 1:
+        settings["num_host_blocks"] = 0
+    if "reserve" in settings["admission"]:
+        settings["preempt_for_waiting"] = False
     return settings
 
 
@@ -121,6 +130,10 @@ class Life:
             max_tokens=self.choose(range(1, 10)),
             arrival_time=self.now - self.choose((0.0, 0.5)),
             tenant=self.choose("xy"),
+            client_id=self.choose("uvw"),
+            class_name=self.choose("xy"),
+            deadline=self.choose((None, None, self.now + 2.0)),
+            predicted_output_tokens=self.choose((None, 3)),
             priority=self.choose(range(3)),
         )
 

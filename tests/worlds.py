@@ -84,6 +84,13 @@ def state_of(engine: EngineCore, request_id: str) -> RequestState:
     return next(state for state in engine.states if state.request_id == request_id)
 
 
+def waiting_state(each: Request) -> RequestState:
+    """Of an engine that knows nobody else."""
+    engine = tiny_engine()
+    engine.add(each, each.arrival_time)
+    return state_of(engine, each.request_id)
+
+
 def free_ids(engine: EngineCore) -> list[int]:
     """Free blocks, the next to be reused first."""
     return [block.block_id for block in engine.kv.free_order()]

@@ -12,7 +12,7 @@ class LeastRecentlyUsed:
     def __init__(self) -> None:
         self._blocks: OrderedDict[Block, None] = OrderedDict()
 
-    def add(self, block: Block) -> None:
+    def add(self, block: Block, holder: RequestState, now: float) -> None:
         self._blocks[block] = None
 
     def discard(self, block: Block) -> None:

@@ -9,5 +9,7 @@ from policies.types import Context
 
 
 class GlobalPool:
+    crosses_tenants = True
+
     def namespaces(self, context: Context) -> Sequence[Namespace] | None:
         return ()

@@ -10,30 +10,28 @@ from policies.types import RequestState
 
 
 class FirstComeFirstServed:
-    charges = False
+    reorders = False
+    promises_a_turn = True
 
     def __init__(self) -> None:
-        self._line = OrderedLine[int](lambda state: self._front.get(state, state.sequence))
-        self._front: dict[RequestState, int] = {}  # places before everybody else, for the preempted
+        self._line = OrderedLine[int]()
         self._num_requeued = 0
 
     def add(self, state: RequestState, now: float) -> None:
-        self._line.add(state)
+        self._line.add(state, state.sequence)
 
     def requeue(self, state: RequestState, now: float) -> None:
         self._num_requeued += 1
-        self._front[state] = -self._num_requeued
-        self._line.add(state)
+        self._line.add(state, -self._num_requeued)
 
     def discard(self, state: RequestState) -> None:
         self._line.discard(state)
-        self._front.pop(state, None)
 
     def candidates(self, view: View, now: float) -> Iterator[RequestState]:
-        return iter(self._line)
+        return iter(self)
 
-    def charge(self, state: RequestState, input_tokens: int, output_tokens: int) -> None:
-        pass
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._line)
 
     def __len__(self) -> int:
         return len(self._line)

@@ -13,18 +13,17 @@ from policies.types import RequestState
 
 
 class PriorityOrder:
-    charges = False
+    reorders = False
+    promises_a_turn = True  # to whoever is as urgent as those before him
 
     def __init__(self) -> None:
-        self._line = OrderedLine[tuple[int, float, int]](
-            lambda state: (state.priority, state.arrival_time, state.sequence)
-        )
+        self._line = OrderedLine[tuple[int, float, int]]()
 
     def add(self, state: RequestState, now: float) -> None:
-        self._line.add(state)
+        self._line.add(state, (state.priority, state.arrival_time, state.sequence))
 
     def requeue(self, state: RequestState, now: float) -> None:
-        self._line.add(state)
+        self.add(state, now)
 
     def discard(self, state: RequestState) -> None:
         self._line.discard(state)
@@ -32,8 +31,8 @@ class PriorityOrder:
     def candidates(self, view: View, now: float) -> Iterator[RequestState]:
         return iter(self._line)
 
-    def charge(self, state: RequestState, input_tokens: int, output_tokens: int) -> None:
-        pass
+    def outranks(self, waiting: RequestState, running: RequestState) -> bool:
+        return waiting.priority < running.priority
 
     def __len__(self) -> int:
         return len(self._line)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalogue import MENU, PRESETS, build, describe, make, parameters, preset
+from policies.catalogue import EVICTION, MENU, PRESETS, build, describe, make, parameters, preset
 from policies.config import MENUS, EngineConfig
 from tests.worlds import request, run_to_end, tiny_config
 
@@ -50,9 +50,10 @@ def test_the_class_behind_each_name_can_be_told() -> None:
     assert told["batching"] == "policies.batching.static.StaticBatches"
 
 
+KNOWN_EVICTIONS = ", ".join(sorted(EVICTION))
 WRONG = {
-    "unknown": ("eviction", "lur", "unknown eviction policy 'lur'; known: lru. Did you mean 'lru'?"),
-    "unlike any": ("eviction", "zzzzz", "unknown eviction policy 'zzzzz'; known: lru"),
+    "unknown": ("eviction", "lur", f"unknown eviction policy 'lur'; known: {KNOWN_EVICTIONS}. Did you mean 'lru'?"),
+    "unlike any": ("eviction", "zzzzz", f"unknown eviction policy 'zzzzz'; known: {KNOWN_EVICTIONS}"),
     "almost": (
         "batching",
         "chunk",

@@ -15,7 +15,18 @@ from policies.preemption.latest import LatestAdmitted
 from policies.preemption.lowest_priority import LowestPriority
 from policies.step import Step
 from policies.types import Admit, Block, Context, FinishReason, Hold, Reject, Request, RequestState, Status, Verdict
-from tests.worlds import finish, free_ids, request, run_to_end, shown, state_of, step, tiny_config, tiny_engine
+from tests.worlds import (
+    finish,
+    free_ids,
+    request,
+    run_to_end,
+    shown,
+    state_of,
+    step,
+    tiny_config,
+    tiny_engine,
+    waiting_state,
+)
 
 
 def engine_with(num_blocks: int = 8, **policies: object) -> EngineCore:
@@ -480,9 +491,9 @@ def test_without_a_victim_a_request_waits_where_it_is() -> None:
 
 
 def test_lru_gives_up_what_was_released_longest_ago() -> None:
-    lru, blocks = LeastRecentlyUsed(), [Block(number) for number in range(3)]
+    lru, blocks, holder = LeastRecentlyUsed(), [Block(number) for number in range(3)], waiting_state(request("a"))
     for block in blocks:
-        lru.add(block)
+        lru.add(block, holder, now=0.0)
     lru.touch(blocks[0])
     lru.discard(blocks[1])
     assert list(lru) == [blocks[0], blocks[2]]

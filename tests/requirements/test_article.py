@@ -392,7 +392,8 @@ def test_s58_capacity_is_never_a_number_of_requests(allocation: str) -> None:
     found = [
         num_admitted(31, num_blocks=num, allocation=allocation, enable_prefix_caching=caching) for num in (64, 32, 16)
     ]
-    assert found == [8, 4, 2]
+    spare = allocation == "new_token_ratio"  # a page stays free
+    assert found == [8 - spare, 4 - spare, 2 - spare]
 
 
 def test_s58_nothing_is_named_as_if_requests_were_memory() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,43 +18,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalogue import EVICTION, build
+from policies.catalogue import EVICTION
 from policies.config import EngineConfig
 from policies.engine import EngineCore
 from policies.prompt import ContentPrompt, Prompt, RecordedPrompt
-from policies.types import Request, StepOutput
+from policies.types import Request
 from sim.cost import AffineCost
 from sim.simulate import Run, simulate
 from sim.workload.read import read_trace
 from sim.workload.workload import WorkItem, Workload
+from tests.caches import PATHS, cache_of, cached_tokens, numbered
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 SIZE = 512  # tokens a content id of the traces
-
-
-def cached_tokens(engine: EngineCore, prompts: Iterable[Prompt]) -> list[int]:
-    """Tokens that each prompt finds, asked one after another in no time for one token."""
-    found = []
-    for index, prompt in enumerate(prompts):
-        engine.add(Request(str(index), 0.0, prompt, max_tokens=1), 0.0)
-        while (plan := engine.schedule(0.0)) is not None:
-            engine.update(plan, StepOutput(0.0), 0.0)
-        (record,) = engine.drain_records()
-        found.append(record.num_cached_tokens)
-    return found
-
-
-def cache_of(num_blocks: int, block_size: int, **settings: Any) -> EngineCore:
-    largest = 2**24
-    return build(
-        EngineConfig(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_num_batched_tokens=largest,
-            max_model_len=largest,
-            **settings,
-        )
-    )
 
 
 def cached_keys(engine: EngineCore) -> set[int]:
@@ -62,14 +38,6 @@ def cached_keys(engine: EngineCore) -> set[int]:
 
 
 # -- least recently used ----------------------------------------------------------------------------------------------
-
-# Paths in a tree that branches in three: the content of each block, as a trace would number it.
-PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple), min_size=1, max_size=40)
-
-
-def numbered(path: Sequence[int]) -> tuple[int, ...]:
-    """One id for each prefix."""
-    return tuple(int("1" + "".join(map(str, path[: depth + 1]))) for depth in range(len(path)))
 
 
 def found_blocks(paths: Sequence[Sequence[int]], capacity: int) -> tuple[list[int], EngineCore]:

@@ -20,8 +20,9 @@ from policies.catalogue import BATCHING, build, make
 from policies.config import EngineConfig
 from policies.interfaces import ReplicaLoad
 from policies.journal import replay
-from policies.prompt import LengthPrompt
-from policies.types import FinishReason, Request
+from policies.prompt import ContentPrompt, LengthPrompt
+from policies.types import Context, FinishReason, Request
+from sim.cache_index import CacheIndex
 from sim.cluster import Cluster, NoFrontEnd, next_besides_steps
 from sim.cost import AffineCost, DatasheetCost
 from sim.frontend import FrontEndTimes
@@ -37,7 +38,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 STEP = AffineCost(per_step=1 / 32)
 DECIMAL = AffineCost(per_step=0.031, per_token=0.0007, per_request=0.0013)
 DATASHEET = DatasheetCost(model("llama-3-8b"), device("h100"))
-ROUTING = ("round_robin", "least_loaded", "least_loaded,by=tokens")
+ROUTING = ("round_robin", "least_loaded", "least_loaded,by=tokens", "random", "prefix_aware",
+           "prefix_aware,index_staleness=2", "consistent_hash")  # fmt: skip
 
 
 def item(
@@ -325,6 +327,146 @@ def test_output_does_not_hang_on_the_hash_seed() -> None:
     assert outputs[0] == outputs[1] == outputs[2]
 
 
+# -- routing by name, by cache, by chance --------------------------------------------------------------------------
+
+
+def asks(name: str, tenant: str = "", session: str = "", content: Sequence[int] | None = None, **kw: Any) -> WorkItem:
+    asked = item(name, **kw)
+    prompt = asked.request.prompt if content is None else ContentPrompt(len(content), tuple(content), 1)
+    context = Context(tenant=tenant, session=session)
+    return replace(asked, request=replace(asked.request, prompt=prompt, context=context))
+
+
+def choices(routing: str, requests: Sequence[WorkItem], loads: Sequence[int]) -> list[int]:
+    """Where a policy sends each, with so many requests at each replica whatever it does."""
+    policy, replicas = make("routing", routing), [ReplicaLoad(load, 0, 0) for load in loads]
+    return [policy.choose_replica(each.request, replicas, 0.0) for each in requests]
+
+
+def test_random_spreads_evenly_by_the_requests_own_name() -> None:
+    requests = [item(index) for index in range(3000)]
+    found = choices("random", requests, [0, 0, 0])
+    assert found == choices("random", requests[::-1], [9, 0, 0])[::-1], "neither order nor load matters"
+    assert all(abs(found.count(index) - 1000) < 104 for index in range(3)), "4 standard deviations"
+    assert found != choices("random,seed=1", requests, [0, 0, 0])
+
+
+def test_a_session_stays_where_it_is_and_few_move_when_a_replica_comes() -> None:
+    requests = [asks(str(index), session=f"s{index % 300}") for index in range(600)]
+    before, after = (choices("consistent_hash", requests, [0] * num) for num in (4, 5))
+    assert before[:300] == before[300:]
+    moved = sum(a != b for a, b in zip(before[:300], after[:300], strict=True))
+    assert 30 < moved < 100, "about a fifth, those that the newcomer takes"
+    assert all(b == 4 for a, b in zip(before, after, strict=True) if a != b)
+
+
+def test_no_replica_is_filled_beyond_its_bound_however_popular_a_session_is() -> None:
+    """With factor 1.25, 40 requests of one session over 4 replicas: at most ceil(1.25 * 40 / 4) = 13 each."""
+    policy, loads = make("routing", "consistent_hash"), [0, 0, 0, 0]
+    for index in range(40):
+        replicas = [ReplicaLoad(load, 0, 0) for load in loads]
+        loads[policy.choose_replica(asks(str(index), session="hot").request, replicas, 0.0)] += 1
+    assert max(loads) == 13 and sum(loads) == 40
+
+
+def test_requests_without_a_session_are_spread_by_their_own_names() -> None:
+    found = choices("consistent_hash", [item(index) for index in range(400)], [0] * 4)
+    assert min(found.count(index) for index in range(4)) > 40
+    same = choices("consistent_hash,by=tenant", [asks(str(i), tenant="acme") for i in range(9)], [0] * 4)
+    assert len(set(same)) == 1
+
+
+def test_a_tenant_is_pinned_to_its_replica_whatever_the_load() -> None:
+    requests = [asks(str(index), tenant=tenant) for index, tenant in enumerate("abacbaca")]
+    assert choices("pinned", requests, [50, 0, 0]) == [0, 1, 0, 2, 1, 0, 2, 0]
+    assert choices("pinned", [asks("1", tenant=t) for t in "abcd"], [0, 0, 0]) == [0, 1, 2, 0]
+
+
+def test_a_tenant_for_whom_no_dedicated_replica_is_left_is_an_error() -> None:
+    with pytest.raises(ValueError, match="tenant 'd' finds each of 3 replicas dedicated to another: add replicas"):
+        choices("pinned,exclusive=true", [asks("1", tenant=t) for t in "abcd"], [0, 0, 0])
+
+
+def test_dedicated_replicas_are_servers_of_their_own() -> None:
+    """T47, S21: three tenants on three replicas, and each alone on one: the same journals, line by line."""
+    random = Random(47)
+    items = [
+        asks(str(index), tenant=random.choice("abc"), content=[random.randrange(2) for _ in range(24)],
+             arrival=index / 16, output=random.randint(1, 20))
+        for index in range(90)
+    ]  # fmt: skip
+    tenants = list(dict.fromkeys(each.request.context.tenant for each in items))
+    together: list[list[str]] = [[], [], []]
+    simulate(small(), Workload("all", items), DECIMAL, [lines.append for lines in together],
+             jumps=False, num_replicas=3, routing="pinned,exclusive=true")  # fmt: skip
+    for tenant, journal in zip(tenants, together, strict=True):
+        alone: list[str] = []
+        own = [each for each in items if each.request.context.tenant == tenant]
+        simulate(small(), Workload("own", own), DECIMAL, alone.append, jumps=False)
+        assert journal == alone
+
+
+FAMILIES = [[family * 100 + position for position in range(32)] for family in range(2)]
+
+
+def in_families(num: int, seed: int = 1) -> Workload:
+    """Two prefixes of four blocks, drawn at random, so that going round sends each to both replicas."""
+    random = Random(seed)
+    return Workload("families", [
+        asks(str(index), content=[*random.choice(FAMILIES), 1000 + index], arrival=index / 2, output=2)
+        for index in range(num)
+    ])  # fmt: skip
+
+
+def hit_tokens(routing: str, workload: Workload, **how: Any) -> int:
+    run = simulate(small(), workload, STEP, num_replicas=2, routing=routing, **how)
+    return sum(record.num_cached_tokens for record in run.records)
+
+
+def test_prefix_aware_sends_a_prompt_where_its_prefix_is() -> None:
+    """Forty prompts of two families over two replicas: each prefix is computed once, not once a replica."""
+    workload = in_families(40)
+    assert hit_tokens("prefix_aware", workload) == 38 * 32
+    assert hit_tokens("round_robin", workload) == 36 * 32
+    assert hit_tokens("prefix_aware,weight=0", workload) == 38 * 32, "one replica has no load at all times"
+
+
+def test_a_stale_index_sends_prompts_where_their_prefix_is_not_known_to_be() -> None:
+    """One replica is busy when the second prompt comes: a fresh index sends it after its prefix all the same."""
+    items = [
+        asks("first", content=[*FAMILIES[0], 1], output=40),
+        asks("second", content=[*FAMILIES[0], 2], arrival=0.5),
+    ]
+    workload = Workload("two", items)
+    assert hit_tokens("prefix_aware,weight=2", workload) == 32
+    assert hit_tokens("prefix_aware,weight=2,index_staleness=60", workload) == 0
+    assert hit_tokens("prefix_aware,weight=2,index_staleness=0.4", workload) == 32
+
+
+def test_load_outweighs_a_prefix_when_it_must() -> None:
+    policy = make("routing", "prefix_aware,weight=2")
+    request = item("a", prompt=40).request
+
+    def chosen(matched: int, load: int) -> int:
+        replicas = [ReplicaLoad(1, 0, load, num_matched_tokens=matched), ReplicaLoad(0, 0, 0)]
+        return int(policy.choose_replica(request, replicas, 0.0))
+
+    assert [chosen(32, 63), chosen(32, 64), chosen(32, 65), chosen(0, 0)] == [0, 1, 1, 1]
+
+
+def test_the_index_asks_for_keys_as_the_replicas_would() -> None:
+    """Of another tenant's prefix the router knows nothing: it does not send by what it must not tell."""
+    for isolation, known in (("global", 32), ("tenant", 0), ("no_reuse", 0)):
+        engine = build(small(isolation=isolation))
+        first = asks("first", tenant="acme", content=[*FAMILIES[0], 1]).request
+        engine.add(first, 0.0)
+        engine.schedule(0.0)
+        other = asks("other", tenant="globex", content=[*FAMILIES[0], 2]).request
+        assert CacheIndex([engine], 0.0).matched_tokens(other, 0.0) == [known]
+        own = CacheIndex([engine], 0.0).matched_tokens(first, 0.0)
+        assert own == [0 if isolation == "no_reuse" else 32]
+
+
 # -- what makes no sense -----------------------------------------------------------------------------------------------
 
 
@@ -333,7 +475,12 @@ def test_output_does_not_hang_on_the_hash_seed() -> None:
     [
         ({"num_replicas": 0}, r"num_replicas \(0\) must be at least 1"),
         ({"load_staleness": -1.0}, r"load_staleness \(-1.0\) must be a finite number of seconds, 0 or more"),
-        ({"routing": "rr"}, "unknown routing policy 'rr'; known: least_loaded, round_robin"),
+        ({"routing": "rr"}, "unknown routing policy 'rr'; known: consistent_hash, least_loaded"),
+        ({"routing": "prefix_aware,weight=-1"}, r"weight \(-1.0\) must be finite, 0 or more"),
+        ({"routing": "prefix_aware,index_staleness=inf"}, r"index_staleness \(inf\) must be finite, 0 or more"),
+        ({"routing": "consistent_hash,by=age"}, r"by \('age'\) must be one of: session, user, tenant, application"),
+        ({"routing": "consistent_hash,load_factor=1"}, r"load_factor \(1.0\) must be finite and above 1"),
+        ({"routing": "consistent_hash,points=0"}, r"points \(0\) must be at least 1"),
         ({"routing": "least_loaded,by=age"}, r"by \('age'\) must be one of: requests, tokens"),
         ({"num_replicas": 2, "journal": [print]}, "1 journals for 2 replicas: each writes one of its own"),
         ({"num_replicas": 2, "journal": print}, "1 journals for 2 replicas: each writes one of its own"),

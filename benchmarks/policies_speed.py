@@ -1,0 +1,126 @@
+"""What a step costs the host, policy by policy, at 256 running and 2,000 waiting: CPU microseconds, and times fcfs.
+
+    python benchmarks/policies_speed.py [--menu MENU] [--steps N]
+
+Two kinds of step are timed, `schedule` and `update` together. Turnover: every slot is taken, four answers end in each
+step and four of the waiting come in. Crowded: slots are free but memory is not, so in each step whoever is first is
+looked for, and does not fit. Prompts have 640 to 1,024 tokens, the first 512 of which are shared within each of 50
+clients. Medians of one run in one process: a ratio near a bound wants a second look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from policies.catalogue import MENU, build, make  # noqa: E402
+from policies.config import MENUS, EngineConfig  # noqa: E402
+from policies.prompt import ContentPrompt  # noqa: E402
+from policies.types import Context, Request, StepOutput  # noqa: E402
+
+NUM_RUNNING, NUM_WAITING, NUM_CLIENTS = 256, 2000, 50
+CONTENT, SHARED_IDS = 128, 4  # tokens a content id; ids that a client's prompts share
+TURNOVER = 4  # answers that end in a step
+ROOMY = 60_000  # blocks that 256 running and a cache of all prefixes do not fill
+
+
+def requests(num_outputs: int) -> Iterator[Request]:
+    """Clients in turn, two classes, a third of them with a deadline, all with a prediction."""
+    number = 0
+    while True:
+        client, num_own = number * number % NUM_CLIENTS, 1 + number * 7 % 4
+        ids = [client * 10 + i for i in range(SHARED_IDS)] + [(number + NUM_CLIENTS) * 10 + i for i in range(num_own)]
+        name = f"client-{client}"
+        yield Request(
+            str(number), 0.0, ContentPrompt(len(ids) * CONTENT, tuple(ids), CONTENT), num_outputs,
+            client_id=name, class_name=("interactive", "batch")[number % 2], context=Context(tenant=name),
+            deadline=float(number * 5 % 97) if number % 3 == 0 else None,
+            predicted_output_tokens=num_outputs + number * 11 % 17,
+        )  # fmt: skip
+        number += 1
+
+
+class Load:
+    """An engine whose line is kept as long as it was."""
+
+    def __init__(self, menu: str, name: str, num_outputs: int, num_blocks: int, max_num_seqs: int) -> None:
+        settings: dict[str, Any] = {menu: name}
+        if menu == "allocation":
+            settings["enable_prefix_caching"] = make(menu, name).shares_blocks
+        sizes = {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs}
+        self.engine = build(EngineConfig(max_num_batched_tokens=16_384, max_model_len=2048, **sizes, **settings))
+        self._requests = requests(num_outputs)
+        self.now = 0.0
+
+    def fill(self) -> None:
+        for _ in range(NUM_WAITING + NUM_RUNNING - sum(1 for _ in self.engine.states)):
+            self.engine.add(next(self._requests), self.now)
+
+    def step(self) -> float:
+        """CPU seconds of one step; time goes on by 10 ms."""
+        engine = self.engine
+        begin = time.process_time()
+        plan = engine.schedule(self.now)
+        self.now += 0.01
+        if plan is not None:
+            engine.update(plan, StepOutput(0.01), self.now)
+        spent = time.process_time() - begin
+        engine.drain_records()
+        return spent
+
+
+def turnover(menu: str, name: str, num_steps: int) -> float:
+    """Answers begin in turn, four a step, so that later four end in each."""
+    load = Load(menu, name, NUM_RUNNING // TURNOVER, ROOMY, NUM_RUNNING)
+    for _ in range(2 * NUM_RUNNING // TURNOVER):
+        load.fill()
+        load.step()
+    spent = list[float]()
+    for _ in range(num_steps):
+        load.fill()
+        spent.append(load.step())
+    return median(spent)
+
+
+def crowded(menu: str, name: str, num_steps: int) -> float:
+    """Memory for about 256, slots for twice as many."""
+    load = Load(menu, name, 1000, ROOMY // 5, 2 * NUM_RUNNING)
+    load.fill()
+    for _ in range(20):
+        load.step()
+    return median(load.step() for _ in range(num_steps))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--menu", choices=MENUS, action="append", help="only this one; may be given again")
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args()
+    gc.disable()
+    table = Table("menu", "policy", "turnover, us", "times", "crowded, us", "times", box=None, padding=(0, 2, 0, 0))
+    base = [kind("scheduling", "fcfs", options.steps) for kind in (turnover, crowded)]
+    for menu in options.menu or MENUS:
+        for name in MENU[menu]:
+            cells = []
+            for kind, least in zip((turnover, crowded), base, strict=True):
+                spent = kind(menu, name, options.steps)
+                cells += [f"{spent * 1e6:,.0f}", f"{spent / least:.2f}"]
+            table.add_row(menu, name, *cells)
+            gc.collect()
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

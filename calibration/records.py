@@ -167,8 +167,8 @@ class MeasuredRun:
         typical = median(times)
         if not FASTEST_TOKEN <= typical <= SLOWEST_TOKEN:
             raise ValueError(
-                f"run {self.name!r}: {typical:.3g} s a token is not plausible ({FASTEST_TOKEN:g} to {SLOWEST_TOKEN:g}): "
-                "times must be seconds; were they milliseconds?"
+                f"run {self.name!r}: {typical:.3g} s a token is not plausible ({FASTEST_TOKEN:g} to "
+                f"{SLOWEST_TOKEN:g}): times must be seconds; were they milliseconds?"
             )
 
     @property

@@ -46,8 +46,8 @@ def _request(row: dict[str, Any], begin: float) -> MeasuredRequest:
 
 def _series(path: Path) -> MeasuredSeries:
     rows = read_columns(path, ("t", "running", "waiting", "kv_cache_pct"))
-    columns = [tuple(row[name] for row in rows) for name in ("t", "running", "waiting")]
-    return MeasuredSeries(*columns, tuple(row["kv_cache_pct"] / 100 for row in rows))
+    times, running, waiting = (tuple(row[name] for row in rows) for name in ("t", "running", "waiting"))
+    return MeasuredSeries(times, running, waiting, tuple(row["kv_cache_pct"] / 100 for row in rows))
 
 
 def _engine(meta: dict[str, Any]) -> dict[str, Any]:

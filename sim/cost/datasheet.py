@@ -7,9 +7,12 @@ extrapolated best. Cascade attention, expert and pipeline parallelism and multi-
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from sim.cost.draws import DATASHEET, Draw
 from sim.cost.graphs import EAGER_LAUNCH_TIME, LARGEST_CAPTURE, LAUNCH_TIME, MODES, capture_sizes, padded_sizes
 from sim.cost.rates import GEMM_FLOOR, Gemms, Rates, gemms_of, rates_of
 from sim.cost.work import StepWork
@@ -47,8 +50,9 @@ class DatasheetCost:
     largest_capture: int = LARGEST_CAPTURE
     host_time_per_hash: float = HOST_TIME_PER_HASH
     host_time_per_lookup: float = HOST_TIME_PER_LOOKUP
-    _rates: Rates = field(init=False, repr=False, compare=False)
-    _gemms: Gemms = field(init=False, repr=False, compare=False)
+    rates: Rates = field(init=False, repr=False, compare=False)
+    gemms: Gemms = field(init=False, repr=False, compare=False)
+    _padded: Sequence[int] = field(init=False, repr=False, compare=False)  # by tokens, rows that are run
     _tabled: tuple[float, ...] = field(init=False, repr=False, compare=False)  # by tokens: floors, GEMMs, all-reduces
     _num_captured: int = field(init=False, repr=False, compare=False)  # tokens of the largest step with a graph
     _launches: tuple[float, float] = field(init=False, repr=False, compare=False)  # with one: decodes alone, others
@@ -73,8 +77,9 @@ class DatasheetCost:
         rates = rates_of(self.model, self.device, self.tensor_parallel, launch_time)
         gemms = gemms_of(self.model.shard(self.tensor_parallel), self.device)
         prepared = {
-            "_rates": rates,
-            "_gemms": gemms,
+            "rates": rates,
+            "gemms": gemms,
+            "_padded": rows,
             "_tabled": tuple(rates.step + gemms.time(m) + rates.row * m for m in rows),
             "_num_captured": 0 if eager else len(padded) - 1,
             "_launches": (0.0 if self.cuda_graphs == "full" else rates.pieces, rates.pieces),
@@ -85,6 +90,10 @@ class DatasheetCost:
     @property
     def band(self) -> float:
         return self.device.band
+
+    def drawn(self, draw: Draw) -> DatasheetCost:
+        """What else it might be: all times off by as much as the band says, or more, or less."""
+        return replace(self, scale=self.scale * math.exp(draw.score(DATASHEET) * math.log(self.band)))
 
     def host_time(self, work: StepWork) -> float:
         time = self.host_time_per_step + self.host_time_per_request * work.num_requests
@@ -97,11 +106,11 @@ class DatasheetCost:
         num_tokens, _, num_sampled, num_decodes, context, num_prefills, pairs, prefill_context, _, _ = work
         if num_tokens == 0:
             return 0.0
-        rates = self._rates
+        rates = self.rates
         if num_tokens < len(self._tabled):
             time = self._tabled[num_tokens] + rates.token * num_tokens
         else:
-            time = rates.step + self._gemms.time(num_tokens) + rates.row * num_tokens + rates.token * num_tokens
+            time = rates.step + self.gemms.time(num_tokens) + rates.row * num_tokens + rates.token * num_tokens
         if num_sampled:
             compute, stream, move = rates.head
             arithmetic, memory = compute * num_sampled, stream + move * num_sampled
@@ -112,12 +121,20 @@ class DatasheetCost:
             time += rates.attention + rates.pair * pairs + rates.kv_token * prefill_context
         if rates.window:
             time += self._windowed(work)
-        launches = self._launches[num_prefills > 0] if num_tokens <= self._num_captured else rates.launches
+        launches = self.launch_time(num_tokens, num_prefills)
         return self.scale * (time if time > launches else launches)
+
+    def launch_time(self, num_tokens: int, num_prefills: int) -> float:
+        """Seconds in which the host launches a step's kernels while the device works; `scale` not applied."""
+        return self._launches[num_prefills > 0] if num_tokens <= self._num_captured else self.rates.launches
+
+    def num_rows(self, num_tokens: int) -> int:
+        """Rows that the GEMMs of a step are run with."""
+        return self._padded[num_tokens] if num_tokens < len(self._padded) else num_tokens
 
     def _windowed(self, work: StepWork) -> float:
         """Attention in layers with a sliding window, at most: as if all contexts were as long as their mean."""
-        rates, window, num_tokens = self._rates, self._rates.window, work.num_tokens
+        rates, window, num_tokens = self.rates, self.rates.window, work.num_tokens
         context = min(work.decode_context, work.num_decodes * window)
         context += min(work.prefill_context, work.num_prefills * window + num_tokens)
         return rates.window_kv_token * context + rates.window_pair * min(work.prefill_pairs, 2 * window * num_tokens)

@@ -1,0 +1,233 @@
+"""Measures what the live body runs, part by part, in a random order: what a profile of our own kernels is fitted to.
+
+Each point is taken a few times, far apart, on new inputs. A CPU is timed by its thread's clock, which other work on
+the machine disturbs little, a GPU by its events. Ceilings are taken before, between and after; each line is written as
+it is measured, so that a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from backend.start import Body
+from calibration.parts import Parts
+from calibration.points import Grid, Point
+from calibration.source import kernel_hash
+
+Tick = Callable[[], object]
+NOISY = 1.3  # wall time over thread time: so much of the machine was somebody else's
+SCHEMA = 1
+
+
+class Stopwatch(Protocol):
+    def time(self, call: Callable[[], object]) -> tuple[float, float]:
+        """Seconds the device was busy, and of wall clock."""
+
+
+class ThreadClock:
+    """CPU seconds of the thread that calls."""
+
+    def time(self, call: Callable[[], object]) -> tuple[float, float]:
+        wall, busy = time.perf_counter(), time.thread_time()
+        call()
+        return time.thread_time() - busy, time.perf_counter() - wall
+
+
+class EventClock:
+    """Of the GPU, whose L2 is filled with something else before."""
+
+    def __init__(self, device: torch.device) -> None:
+        size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+        self._other = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def time(self, call: Callable[[], object]) -> tuple[float, float]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._other.zero_()
+        torch.cuda.synchronize()
+        wall = time.perf_counter()
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) * 1e-3, time.perf_counter() - wall
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One measurement. `wall` over `seconds` tells how much the thread had to wait for a core."""
+
+    point: Point
+    seconds: float
+    wall: float
+    load: float  # of the machine, as its one-minute average
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """All of one body. `ceilings`: copy in bytes a second and matrix products in FLOP/s, at the start, ... the end."""
+
+    about: Mapping[str, Any]
+    taken: Sequence[Taken]
+    ceilings: Sequence[Mapping[str, float]]
+
+    @property
+    def waited(self) -> float:
+        """Wall time over busy time, the median."""
+        ratios = [each.wall / each.seconds for each in self.taken if each.seconds > 1e-4 and each.point.part != "loop"]
+        return float(np.median(ratios)) if ratios else 1.0
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.waited > NOISY
+
+    @property
+    def drift(self) -> float:
+        """The largest change of a ceiling, as a share."""
+        rates = np.array([[each["copy"], each["gemm"]] for each in self.ceilings])
+        return float((rates.max(axis=0) / rates.min(axis=0) - 1.0).max())
+
+    def times(self, part: str) -> dict[tuple[int, ...], list[float]]:
+        """By counts, in the order of the first measurement."""
+        found: dict[tuple[int, ...], list[float]] = {}
+        for each in self.taken:
+            if each.point.part == part:
+                found.setdefault(each.point.counts, []).append(each.seconds)
+        return found
+
+
+def measure(body: Body, grid: Grid, out: Path, tick: Tick = lambda: None, seed: int = 0) -> Measurement:
+    """Take every point `num_repeats` times. What `out` holds already, of the same body, is not taken again.
+
+    Raises ValueError if `out` is of another body or another grid.
+    """
+    parts = Parts(body, seed)
+    points = grid.points(body.config.max_model_len, parts.weights, seed)
+    about = describe(body, len(points) * grid.num_repeats)
+    before = resumed(out, about)
+    clock: Stopwatch = ThreadClock() if body.device.type == "cpu" else EventClock(body.device)
+    with out.open("a") as file:
+        if not before.about:
+            _write(file, {"about": about})
+        _run(body, parts, clock, _order(points, grid.num_repeats, before, seed), file, tick)
+    return read_measurement(out)
+
+
+def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], file: Any, tick: Tick) -> None:
+    halfway = len(order) // 2
+    with torch.inference_mode():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for part in dict.fromkeys(point.part for point in order):  # the first call of each kind loads code
+                parts.call(next(point for point in order if point.part == part))()
+            _write(file, {"ceilings": ceilings(body.device, body.dtype, clock)})
+            for index, point in enumerate(order):
+                _write(file, _line(point, *_timed(parts, clock, point)))
+                tick()
+                if index == halfway:
+                    _write(file, {"ceilings": ceilings(body.device, body.dtype, clock)})
+            _write(file, {"ceilings": ceilings(body.device, body.dtype, clock)})
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _timed(parts: Parts, clock: Stopwatch, point: Point) -> tuple[float, float]:
+    call = parts.call(point)
+    if point.part == "loop":  # it times itself, by the wall clock
+        seconds = float(call())  # type: ignore[arg-type]
+        return seconds, seconds
+    if point.part in ("prepare", "hash"):  # the host's work, whatever the device
+        return ThreadClock().time(call)
+    return clock.time(call)
+
+
+def _order(points: Sequence[Point], num_repeats: int, before: Measurement, seed: int) -> list[Point]:
+    done = Counter(each.point for each in before.taken)
+    rng = np.random.default_rng(seed)
+    rounds = [[points[i] for i in rng.permutation(len(points))] for _ in range(num_repeats)]
+    return [point for index, each in enumerate(rounds) for point in each if done[point] <= index]
+
+
+def ceilings(device: torch.device, dtype: torch.dtype, clock: Stopwatch) -> dict[str, float]:
+    """The best of a few copies and matrix products, larger than any cache."""
+    num, side = (32 * 2**20, 1024) if device.type == "cpu" else (2**30, 8192)
+    source = torch.ones(num, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    a = torch.randn(side, side, device=device).to(dtype)
+    copy = min(clock.time(lambda: target.copy_(source))[0] for _ in range(3))
+    product = min(clock.time(lambda: a @ a)[0] for _ in range(3))
+    return {"copy": 2 * num / copy, "gemm": 2 * side**3 / product}
+
+
+def describe(body: Body, num_points: int) -> dict[str, Any]:
+    """Device, model, versions, and the code that was measured: measurements of different ones do not mix."""
+    cuda = body.device.type == "cuda"
+    device = torch.cuda.get_device_name(body.device) if cuda else f"cpu ({platform.machine()})"
+    shape = body.model
+    sizes = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+    return {
+        "schema": SCHEMA,
+        "device": device,
+        "model": {"name": shape.name, **{name: getattr(shape, name) for name in sizes}},
+        "dtype": str(body.dtype).removeprefix("torch."),
+        "block_size": body.config.block_size,
+        "max_model_len": body.config.max_model_len,
+        "kernels": kernel_hash(),
+        "clock": "cuda events, L2 flushed" if cuda else "thread time, one thread",
+        "versions": {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")},
+        "num_measurements": num_points,
+    }
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def resumed(path: Path, about: Mapping[str, Any]) -> Measurement:
+    """What the file holds; nothing if there is none. A last line that was cut off is taken away."""
+    if not path.is_file() or not path.stat().st_size:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Measurement({}, (), ())
+    text = path.read_text()
+    if not text.endswith("\n"):
+        path.write_text(text[: text.rfind("\n") + 1])
+    found = read_measurement(path)
+    if found.about != about:
+        other = [name for name in about if found.about.get(name) != about[name]]
+        raise ValueError(
+            f"{path}: measured with another {', '.join(other) or 'setting'}: write elsewhere, or remove it"
+        )
+    return found
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Raises ValueError for what `measure` did not write."""
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        about = next(line["about"] for line in lines if "about" in line)
+        taken = [Taken(Point(line["part"], tuple(line["counts"])), line["seconds"], line["wall"], line["load"])
+                 for line in lines if "part" in line]  # fmt: skip
+        return Measurement(about, taken, [line["ceilings"] for line in lines if "ceilings" in line])
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, StopIteration, ValueError) as error:
+        raise ValueError(f"{path}: not a measurement ({type(error).__name__}: {error}): measure again") from None
+
+
+def _line(point: Point, seconds: float, wall: float) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    return {"part": point.part, "counts": point.counts, "seconds": seconds, "wall": wall, "load": round(load, 2)}
+
+
+def _write(file: Any, value: Mapping[str, Any]) -> None:
+    file.write(json.dumps(value) + "\n")
+    file.flush()

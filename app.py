@@ -24,7 +24,7 @@ from rich.table import Table
 from policies.catalogue import MENU, PRESETS
 from policies.config import MENUS, EngineConfig
 from sim.charts import kv_over_time, latency_cdfs, queue_over_time, throughput_over_time
-from sim.commands import Prepared
+from sim.commands import Prepared, run_banded
 from sim.hardware import DEVICES
 from sim.html_page import from_rich
 from sim.models import MODELS
@@ -252,12 +252,10 @@ def prepare(setup: Setup, trace: Any) -> Prepared:
 
 
 def play(prepared: Prepared, band: bool) -> Shown:
-    scales = (1.0, 1 / prepared.cost.band, prepared.cost.band) if band else (1.0,)
+    others = prepared.other_costs(band)
     bar = st.progress(0.0)
-    tick = ticker(bar, prepared.workload.num_requests * len(scales))
-    run = prepared.run(tick=tick)
-    ends = [prepared.summary(prepared.run(scale, tick=tick)) for scale in scales[1:]]
-    banded = Banded(prepared.name, prepared.summary(run), *ends)
+    tick = ticker(bar, prepared.workload.num_requests * (1 + len(others)))
+    run, banded = run_banded(prepared, others, tick=tick)
     bar.empty()
     return Shown(prepared.setup, banded, basis(prepared, band), figures(prepared, run))
 
@@ -278,7 +276,7 @@ def ticker(bar: Any, total: int) -> Callable[[object], None]:
 def basis(prepared: Prepared, band: bool) -> list[str]:
     """The terminal's words on what the figures rest on."""
     text = StringIO()
-    print_basis(Console(file=text, width=10_000, color_system=None), prepared.manifest, band)
+    print_basis(Console(file=text, width=10_000, color_system=None), prepared.manifest, 2 * band)
     return text.getvalue().splitlines()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,8 @@ app = typer.Typer(
 )
 workload_app = typer.Typer(help="Look at a workload, or convert it.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(workload_app, name="workload")
+calibrate_app = typer.Typer(help="Fit costs to measured kernels.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(calibrate_app, name="calibrate")
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with a run's settings; options here go before it.")]
 From = Annotated[str | None, typer.Option("--from", help="'vllm serve MODEL --flag ...', or the path of its YAML.")]
@@ -39,6 +43,7 @@ GpuName = Annotated[str | None, typer.Option("--gpu", help="h100, h200, a100, ..
 TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share the model.")]
 Dtype = Annotated[str | None, typer.Option(help="Of the weights: auto, bfloat16, fp8.")]
 KvDtype = Annotated[str | None, typer.Option(help="Of the KV cache: auto, fp8.")]
+Costs = Annotated[str | None, typer.Option(help="auto: the best there are; datasheet; a profile's name or path.")]
 CudaGraphs = Annotated[str | None, typer.Option(help="full, piecewise or eager.")]
 Memory = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="Share of GPU memory to use.")]
 NumReplicas = Annotated[int | None, typer.Option(help="Engines behind one router.")]
@@ -48,16 +53,24 @@ FrontEnd = Annotated[str | None, typer.Option(help="default, or off: latencies a
 Slo = Annotated[str | None, typer.Option(help="Objectives: ttft_p99<1s,tpot<50ms")]
 Convention = Annotated[str | None, typer.Option(help="What TPOT and ITL mean: vllm, guidellm, aiperf, distserve.")]
 Preset = Annotated[str | None, typer.Option(help="Settings of a real engine: vllm-v1, vllm-v1-priority.")]
-Admission = Annotated[str | None, typer.Option(help="May it come in? accept_all.")]
+Admission = Annotated[
+    str | None, typer.Option(help="May it come in? accept_all, bounded_queue, class_budgets, token_buckets, shed_late.")
+]
 Scheduling = Annotated[str | None, typer.Option(help="Who is next? fcfs, priority.")]
-Batching = Annotated[str | None, typer.Option(help="How many tokens each? chunked, stall_free, prefill_first, static.")]
+Batching = Annotated[str | None, typer.Option(help="How many tokens each? chunked, stall_free, prefill_first, ...")]
 Allocation = Annotated[
     str | None,
-    typer.Option(help="Which memory is promised? paged, paged_full_prompt, paged_reserve_output, contiguous_max_len."),
+    typer.Option(help="Which memory is promised? paged_full_prompt, paged_reserve_output, past_future, ..."),
 ]
-Preemption = Annotated[str | None, typer.Option(help="Memory is full, who yields? latest, lowest_priority.")]
+Preemption = Annotated[str | None, typer.Option(help="Memory is full, who yields? latest, least_computed, ...")]
+PreemptForWaiting = Annotated[
+    bool | None, typer.Option("--preempt-for-waiting/--no-preempt-for-waiting", help="The urgent need not wait.")
+]
+NumHostBlocks = Annotated[int | None, typer.Option(help="KV blocks of the preempted that host memory keeps.")]
+HostBandwidth = Annotated[float | None, typer.Option("--host-bandwidth", help="To host memory, in GB/s.")]
 Eviction = Annotated[str | None, typer.Option(help="Which cached block goes? lru.")]
 Isolation = Annotated[str | None, typer.Option(help="Who may share a prefix? global, tenant, no_reuse.")]
+ThreatDecision = Annotated[str | None, typer.Option(help="Why tenants may share prefixes, if they do: printed.")]
 BlockSize = Annotated[int | None, typer.Option(help="Tokens a KV block.")]
 NumBlocks = Annotated[int | None, typer.Option(help="KV blocks; default: what fits in the GPU's memory.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Requests running at once.")]
@@ -71,6 +84,12 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the result here
 Html = Annotated[Path | None, typer.Option("--html", help="Write a page with charts here.")]
 Records = Annotated[Path | None, typer.Option(help="Write one row a request: .csv, .jsonl or .parquet.")]
 Toml = Annotated[Path | None, typer.Option("--toml", help="Write these settings here; also beside --json.")]
+Body = Annotated[str, typer.Option(help="cpu or cuda.")]
+LiveModel = Annotated[
+    str | None,
+    typer.Option("--model", help="tiny, small, smollm2-135m, random:SHAPE, a Hugging Face folder, or a .gguf file."),
+]
+Draws = Annotated[int, typer.Option(help="Draw costs so often, instead of a band: each figure with its interval.")]
 Band = Annotated[bool, typer.Option("--band/--no-band", help="Also run with all costs at the ends of their band.")]
 
 
@@ -94,11 +113,13 @@ def simulate(
     tensor_parallel: TensorParallel = None,
     dtype: Dtype = None,
     kv_dtype: KvDtype = None,
+    costs: Costs = None,
     cuda_graphs: CudaGraphs = None,
     gpu_memory_utilization: Memory = None,
     num_replicas: NumReplicas = None,
     routing: Routing = None,
     load_staleness: Staleness = None,
+    host_bandwidth_gb_s: HostBandwidth = None,
     front_end: FrontEnd = None,
     slo: Slo = None,
     convention: Convention = None,
@@ -108,8 +129,11 @@ def simulate(
     batching: Batching = None,
     allocation: Allocation = None,
     preemption: Preemption = None,
+    preempt_for_waiting: PreemptForWaiting = None,
+    num_host_blocks: NumHostBlocks = None,
     eviction: Eviction = None,
     isolation: Isolation = None,
+    threat_decision: ThreatDecision = None,
     block_size: BlockSize = None,
     num_blocks: NumBlocks = None,
     max_num_seqs: MaxNumSeqs = None,
@@ -124,19 +148,78 @@ def simulate(
     records: Records = None,
     toml: Toml = None,
     band: Band = True,
+    draws: Draws = 0,
 ) -> None:
     """Play a workload on a simulated server; print latencies, throughput, cache and memory."""
     given = dict(locals())
     outputs = {name: given.pop(name) for name in ("journal", "json", "html", "records", "toml")}
     from sim.commands import Outputs, run_simulation
 
-    for name in ("config", "from_", "band"):
+    for name in ("config", "from_", "band", "draws"):
         given.pop(name)
-    run_simulation(_setup(config, from_, given), Outputs(**outputs), band)
+    run_simulation(_setup(config, from_, given), Outputs(**outputs), band, draws)
 
 
-def _setup(config: Path | None, from_: str | None, given: dict[str, Any]) -> Setup:
-    """The file's settings, over them a vLLM command's, over them the options."""
+def _with_options_of(other: Callable[..., None], **also: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that takes the same options as another, and these besides: (annotation, default) by name."""
+
+    def dress(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = dict(inspect.signature(other, eval_str=True).parameters)
+        for name, (annotation, default) in also.items():
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=annotation)
+        in_order = sorted(parameters.values(), key=lambda each: each.kind)
+        setattr(command, "__signature__", inspect.Signature(in_order))  # noqa: B010
+        command.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+        return command
+
+    return dress
+
+
+@app.command()
+@_with_options_of(simulate, model=(LiveModel, None), device=(Body, "cpu"))
+def bench(**given: Any) -> None:
+    """Play a workload on a live server, as simulate does on a simulated one; print the same report."""
+    outputs = {name: given.pop(name) for name in ("journal", "json", "html", "records", "toml")}
+    config, from_, device = (given.pop(name) for name in ("config", "from_", "device"))
+    given.pop("band"), given.pop("draws")  # of costs, which a live run has none of
+    from bench import run_bench
+    from sim.commands import Outputs
+
+    raise typer.Exit(run_bench(_setup(config, from_, given, model="tiny"), device, Outputs(**outputs)))
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="What the model goes on from; several run in one batch.")],
+    model: LiveModel = "smollm2-135m",
+    device: Body = "cpu",
+    max_tokens: Annotated[int, typer.Option(help="Of each answer, at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that weigh so much together.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Of what is drawn; default: one of each prompt's own.")] = None,
+    dtype: Dtype = "auto",
+    async_depth: AsyncDepth = 2,
+    journal: Journal = None,
+) -> None:
+    """Print what a model says, as it says it."""
+    from contextlib import ExitStack
+
+    from backend.generate import Wish
+    from backend.generate import generate as run
+    from backend.start import start
+    from policies.types import Sampling
+    from sim.commands import journals
+
+    wish = Wish(max_tokens, Sampling(temperature=temperature, top_p=top_p, seed=seed))
+    body = start(model or "", device, {"async_depth": async_depth}, dtype or "auto")
+    with ExitStack() as stack:
+        write, *_ = journals(stack, journal, num_replicas=1) or [None]
+        run(body, prompts, wish, write)
+
+
+def _setup(config: Path | None, from_: str | None, given: dict[str, Any], **defaults: Any) -> Setup:
+    """The file's settings, over them a vLLM command's, over them the options; `defaults` where none of them says."""
     from policies.config import EngineConfig
     from sim.setup import Setup
     from sim.vllm_args import parse_command, parse_yaml
@@ -144,7 +227,7 @@ def _setup(config: Path | None, from_: str | None, given: dict[str, Any]) -> Set
     told = {name: value for name, value in given.items() if value not in (None, [])}
     engine = {name: told.pop(name) for name in list(told) if name in EngineConfig.__dataclass_fields__}
     base = Setup() if config is None else Setup.from_toml(config)
-    values = {**base.to_dict(), **told}
+    values = {**defaults, **base.to_dict(), **told}
     values["engine"] = {**base.engine, **engine}
     setup = Setup.from_dict(values)
     if from_ is None:
@@ -217,6 +300,34 @@ def convert(
     convert_workload(_setup(None, None, given), out)
 
 
+Gpus = Annotated[list[str] | None, typer.Argument(help="h100, h200, ...; all if none is named.")]
+Tables = Annotated[Path | None, typer.Option(help="Directory with h200_sxm/ and others; default: aiconfigurator-core.")]
+
+
+@calibrate_app.command("fit")
+def calibrate_fit(
+    gpus: Gpus = None,
+    tables: Tables = None,
+    out: Annotated[Path | None, typer.Option(help="Where profiles go; default: into the package.")] = None,
+) -> None:
+    """Fit profiles to public kernel tables; print how far each fit is off where it was not fitted."""
+    from calibration.commands import fit
+
+    fit(gpus or [], tables, out)
+
+
+@calibrate_app.command("check")
+def calibrate_check(
+    gpus: Gpus = None,
+    tables: Tables = None,
+    profiles: Annotated[Path | None, typer.Option(help="Where profiles lie; default: in the package.")] = None,
+) -> None:
+    """Fit the profiles again; every number must come out the same to a millionth."""
+    from calibration.commands import check
+
+    raise typer.Exit(check(gpus or [], tables, profiles))
+
+
 @app.command()
 def profiles() -> None:
     """List GPUs and models, with the provenance and the band of their costs."""
@@ -262,6 +373,58 @@ def results(
     from calibration.commands_results import show_results
 
     show_results(files, out)
+
+
+ServerRecords = Annotated[
+    list[Path], typer.Argument(help="Results with one entry a request, of one server; a load each.")
+]
+
+
+@app.command("fit-server")
+def fit_server(
+    records: ServerRecords,
+    out: Annotated[Path, typer.Option(help="The costs, for simulate --costs.")] = Path("server-costs.json"),
+    name: Annotated[str | None, typer.Option(help="Of the server; default: the file's.")] = None,
+    from_: From = None,
+    preset: Preset = None,
+    model: ModelName = None,
+    gpu: GpuName = None,
+    block_size: BlockSize = None,
+    num_blocks: NumBlocks = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    enable_prefix_caching: PrefixCaching = None,
+    async_depth: AsyncDepth = None,
+) -> None:
+    """Fit what a running server's steps cost, from the records of its requests; refused where they do not tell."""
+    given = dict(locals())
+    from calibration.commands_server import run_fit_server, told
+
+    run_fit_server(records, told(given), out, name)
+
+
+@app.command()
+def validate(
+    records: ServerRecords,
+    costs: Annotated[Path, typer.Option(help="What fit-server wrote.")],
+    html: Html = None,
+    draws: Annotated[bool, typer.Option("--draws/--no-draws", help="Also predict with the fit's other prices.")] = True,
+    from_: From = None,
+    preset: Preset = None,
+    block_size: BlockSize = None,
+    num_blocks: NumBlocks = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    enable_prefix_caching: PrefixCaching = None,
+    async_depth: AsyncDepth = None,
+) -> None:
+    """Play recorded runs again at fitted costs: predicted against recorded, beside what repeats differ by."""
+    given = dict(locals())
+    from calibration.commands_server import run_validate, told
+
+    run_validate(records, costs, told(given), html, draws)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,12 +19,25 @@ from rich.table import Table
 from policies.catalogue import MENU, build, parameters
 from policies.config import EngineConfig
 from policies.journal import Write, replay
-from sim.cost import DatasheetCost
+from sim.cost import MeasuredCost, StepCost
+from sim.cost.best import Cost
+from sim.cost.draws import draws
+from sim.cost.gauge import Gauge
 from sim.diff import check_comparable, read_result
 from sim.files import whole_file
 from sim.metrics import Summary, summarise
-from sim.report import Banded, answer, comparison, difference_table, print_basis, print_run
+from sim.report import (
+    DRAWN_SHARE,
+    Banded,
+    answer,
+    comparison,
+    difference_table,
+    intervals,
+    print_basis,
+    print_run,
+)
 from sim.setup import Setup, manifest, scaled
+from sim.sharing import check_sharing
 from sim.simulate import Run, simulate
 from sim.steps import check, play, read_script
 from sim.workload.workload import Workload
@@ -55,7 +68,7 @@ class Prepared:
     setup: Setup
     config: EngineConfig
     workload: Workload
-    cost: DatasheetCost
+    cost: Cost
 
     @classmethod
     def of(cls, setup: Setup, name: str | None = None, workload: Workload | None = None) -> Prepared:
@@ -65,35 +78,48 @@ class Prepared:
         setup.objectives()
         cost = setup.cost(config)
         workload = workload or setup.load()
+        check_sharing(config, workload)
         return cls(name or workload.name, setup, config, workload, cost)
 
     @property
     def manifest(self) -> dict[str, Any]:
         return manifest(self.setup, self.config, self.workload, self.cost)
 
-    def run(self, scale: float = 1.0, journal: Sequence[Write | None] | None = None, tick: Tick | None = None) -> Run:
+    def other_costs(self, band: bool, num_draws: int = 0) -> list[Cost]:
+        """Costs that might be as well: drawn where draws are asked for, else both ends of the band."""
+        if num_draws:
+            return [self.cost.drawn(draw) for draw in draws(num_draws, self.setup.seed)]
+        by = self.cost.band
+        return [scaled(self.cost, 1 / by), scaled(self.cost, by)] if band else []
+
+    def run(
+        self, cost: StepCost | None = None, journal: Sequence[Write | None] | None = None, tick: Tick | None = None
+    ) -> Run:
+        """With the setup's costs, unless others are given."""
         return simulate(
             self.config,
             self.workload,
-            self.cost if scale == 1.0 else scaled(self.cost, scale),
+            cost or self.cost,
             journal=journal,
             on_record=tick,
             front_end=self.setup.front_end_model(),
             num_replicas=self.setup.num_replicas,
             routing=self.setup.routing,
             load_staleness=self.setup.load_staleness,
+            block_transfer_time=self.setup.block_transfer_time(self.config),
         )
 
     def summary(self, run: Run) -> Summary:
         return summarise(run, self.setup.convention, self.setup.objectives())
 
 
-def run_simulation(setup: Setup, outputs: Outputs, band: bool) -> None:
+def run_simulation(setup: Setup, outputs: Outputs, band: bool, num_draws: int = 0) -> None:
     """Everything is checked before the first step runs; files appear only when they are whole."""
     prepared = Prepared.of(setup)
-    with _progress(prepared.name, prepared.workload.num_requests * (3 if band else 1)) as tick:
-        run, found = _banded(prepared, outputs.journal, band, tick)
-    _write(prepared, run, found, outputs)
+    others = prepared.other_costs(band, num_draws)
+    with progress(prepared.name, prepared.workload.num_requests * (1 + len(others))) as tick:
+        run, found = run_banded(prepared, others, outputs.journal, tick)
+    write_outputs(prepared, run, found, outputs)
     if not outputs.owns_stdout:
         console = Console()
         print_run(console, found, prepared.manifest)
@@ -101,19 +127,20 @@ def run_simulation(setup: Setup, outputs: Outputs, band: bool) -> None:
             console.print(f"journal: {outputs.journal} (servetwin replay {outputs.journal})", highlight=False)
 
 
-def _banded(prepared: Prepared, journal: Path | None, band: bool, tick: Tick | None) -> tuple[Run, Banded]:
-    """A run and, with `band`, the same one with all costs at either end of theirs."""
+def run_banded(
+    prepared: Prepared, others: Sequence[Cost], journal: Path | None = None, tick: Tick | None = None
+) -> tuple[Run, Banded]:
+    """A run, and summaries of the same one with other costs."""
+    gauge = Gauge(prepared.cost) if isinstance(prepared.cost, MeasuredCost) else None
     with ExitStack() as stack:
-        run = prepared.run(journal=_journals(stack, journal, prepared.setup.num_replicas), tick=tick)
+        run = prepared.run(gauge, journal=journals(stack, journal, prepared.setup.num_replicas), tick=tick)
     summary = prepared.summary(run)
-    if not band:
-        return run, Banded(prepared.name, summary)
-    by = prepared.cost.band
-    fast, slow = (prepared.summary(prepared.run(scale, tick=tick)) for scale in (1 / by, by))
-    return run, Banded(prepared.name, summary, fast, slow)
+    found = tuple(prepared.summary(prepared.run(cost, tick=tick)) for cost in others)
+    share = DRAWN_SHARE if len(found) > 2 else 1.0
+    return run, Banded(prepared.name, summary, found, share, gauge.shares if gauge else {})
 
 
-def _journals(stack: ExitStack, path: Path | None, num_replicas: int) -> list[Write | None] | None:
+def journals(stack: ExitStack, path: Path | None, num_replicas: int) -> list[Write | None] | None:
     """One a replica; of several, numbered before the ending."""
     if path is None:
         return None
@@ -125,17 +152,26 @@ def _write_line(file: Any, line: str) -> None:
     file.write(line + "\n")
 
 
-def _write(prepared: Prepared, run: Run, found: Banded, outputs: Outputs) -> None:
+class Basis(Protocol):
+    """What a run rests on, simulated or live."""
+
+    @property
+    def setup(self) -> Setup: ...
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+
+
+def write_outputs(basis: Basis, run: Run, found: Banded, outputs: Outputs) -> None:
     if outputs.json is not None:
         with whole_file(outputs.json) as file:
-            json.dump({"manifest": prepared.manifest, **_figures(found)}, file, indent=1)
+            json.dump({"manifest": basis.manifest, **_figures(found)}, file, indent=1)
             file.write("\n")
     toml = outputs.toml
     if toml is None and outputs.json is not None and not outputs.owns_stdout:
         toml = outputs.json.with_suffix(".toml")  # how to get this result again
     if toml is not None:
         with whole_file(toml) as file:
-            file.write(prepared.setup.to_toml())
+            file.write(basis.setup.to_toml())
     if outputs.records is not None:
         from sim.export import export
 
@@ -143,13 +179,19 @@ def _write(prepared: Prepared, run: Run, found: Banded, outputs: Outputs) -> Non
     if outputs.html is not None:
         from sim.html_report import Reported, write_html
 
-        write_html(outputs.html, [Reported(found, run)], prepared.manifest)
+        write_html(outputs.html, [Reported(found, run)], basis.manifest)
 
 
 def _figures(run: Banded) -> dict[str, Any]:
+    """Both ends of the band whole; of draws the interval of each figure."""
     figures: dict[str, Any] = {"metrics": _plain(run.summary.to_dict())}
-    if run.fast is not None and run.slow is not None:
-        figures["band"] = {"low_cost": _plain(run.fast.to_dict()), "high_cost": _plain(run.slow.to_dict())}
+    others = [_plain(each.to_dict()) for each in run.others]
+    if len(others) == 2:
+        figures["band"] = {"low_cost": others[0], "high_cost": others[1]}
+    elif others:
+        figures["draws"] = {"num": len(others), "share": run.share, "intervals": intervals(others, run.share)}
+    if run.extrapolated:
+        figures["extrapolated"] = dict(run.extrapolated)
     return figures
 
 
@@ -163,7 +205,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Tick]:
+def progress(what: str, total: int) -> Iterator[Tick]:
     """A bar on standard error, once a second has passed."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -195,9 +237,9 @@ def report(configs: Sequence[Path], html: Path, band: bool) -> None:
 
     many = [Prepared.of(Setup.from_toml(path), path.stem) for path in configs]
     reported = []
-    with _progress("report", sum(each.workload.num_requests for each in many) * (3 if band else 1)) as tick:
+    with progress("report", sum(each.workload.num_requests for each in many) * (3 if band else 1)) as tick:
         for prepared in many:
-            run, found = _banded(prepared, None, band, tick)
+            run, found = run_banded(prepared, prepared.other_costs(band), tick=tick)
             reported.append(Reported(found, run, prepared.manifest))
     write_html(html, reported, many[0].manifest)
     for each in reported:
@@ -258,16 +300,21 @@ def convert_workload(setup: Setup, out: Path) -> None:
 
 
 def list_profiles() -> None:
+    """All costs there are, the best of each GPU first: that is what `simulate` takes."""
+    from sim.cost.profile import shipped
     from sim.hardware import DEVICES
     from sim.models import MODELS
 
     console = Console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("GPU", "memory GB", "bandwidth GB/s", "bf16 TF", "provenance", "band (68 %)", "efficiency factors"):
+    for column in ("GPU", "memory GB", "bandwidth GB/s", "bf16 TF", "costs", "provenance", "band (68 %)", "from"):
         table.add_column(column)
     for each in DEVICES:
-        numbers = (f"{each.memory_gb:g}", f"{each.bandwidth_gb_s:,.0f}", f"{each.bf16_tflops:,.0f}")
-        table.add_row(each.name, *numbers, "datasheet", f"×/÷{each.band}", each.efficiency_source)
+        numbers = (each.name, f"{each.memory_gb:g}", f"{each.bandwidth_gb_s:,.0f}", f"{each.bf16_tflops:,.0f}")
+        rows = [(p.name, p.provenance, f"×/÷{p.band}", str(p.about.get("source", ""))) for p in shipped(each.name)]
+        for row in (*rows, ("datasheet", "datasheet", f"×/÷{each.band}", each.efficiency_source)):
+            table.add_row(*numbers, *row)
+            numbers = ("", "", "", "")
     console.print(table, highlight=False)
     console.print(
         f"models: {', '.join(each.name for each in MODELS)}, or the path of a Hugging Face config.json", highlight=False
@@ -370,12 +417,15 @@ def _compare(console: Console, out: Path, title: str, setup: Setup, arms: Arms) 
     many = [
         Prepared.of(replace(setup, engine={**setup.engine, **engine}), name, workload) for name, engine in arms.items()
     ]
-    with _progress(title, 3 * len(many) * workload.num_requests) as tick:
-        found = [_banded(each, None if index else journal, True, tick)[1] for index, each in enumerate(many)]
+    with progress(title, 3 * len(many) * workload.num_requests) as tick:
+        found = [
+            run_banded(each, each.other_costs(band=True), None if index else journal, tick)[1]
+            for index, each in enumerate(many)
+        ]
     console.print()
     console.print(title, style="bold underline", highlight=False)
     for each in found:
         console.print(answer(each), highlight=False)
     console.print(comparison(found), highlight=False)
-    print_basis(console, many[0].manifest, banded=True)
+    print_basis(console, many[0].manifest, len(found[0].others))
     return journal

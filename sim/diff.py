@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 # Follows from other entries, or says the same in other words.
-DERIVED = ("policies.", "memory.", "isolation", "profile.band", "profile.efficiency_source", "vllm_flags")
+DERIVED = (
+    "policies.",
+    "memory.",
+    "isolation",
+    "engine.threat_decision",
+    "profile.band",
+    "profile.efficiency_source",
+    "vllm_flags",
+)
+OF_THE_BODY = ("profile.", "front_end", "versions.")  # what a simulator assumes, and what a live body is
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -35,10 +44,11 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Entries of two manifests that are not the same, those that follow from others left out."""
     left, right = flat(a), flat(b)
+    derived = DERIVED if left.get("body") == right.get("body") else (*DERIVED, *OF_THE_BODY)
     return {
         name: (left.get(name), right.get(name))
         for name in sorted({*left, *right})
-        if left.get(name) != right.get(name) and not name.startswith(DERIVED)
+        if left.get(name) != right.get(name) and not name.startswith(derived)
     }
 
 

@@ -41,10 +41,14 @@ class SimulatedExecutor:
 
     `overlap`: host and device work at once, as they do when the next step is scheduled ahead. `block_size`: of the
     prefix cache, whose blocks are hashed and looked up on the host when a request enters; 0 where there is none.
+    `block_transfer_time`: seconds to move a KV block to host memory or back, while nothing is computed.
     """
 
-    def __init__(self, cost: StepCost, overlap: bool = False, block_size: int = 0) -> None:
+    def __init__(
+        self, cost: StepCost, overlap: bool = False, block_size: int = 0, block_transfer_time: float = 0.0
+    ) -> None:
         self._cost = cost
+        self._block_transfer_time = block_transfer_time
         self._overlap = overlap
         self._block_size = block_size
         self._num_prompt_tokens: dict[str, int] = {}
@@ -59,10 +63,11 @@ class SimulatedExecutor:
 
     def execute(self, plan: StepPlan) -> StepOutput:
         if not plan.request_ids:
-            return StepOutput(self._duration(StepWork(num_requests=plan.num_running)))
+            return StepOutput(self._duration(StepWork(num_requests=plan.num_running)) + self._transfer_time(plan))
         step_id, ends = self._prepared
         if step_id != plan.step_id:
-            return StepOutput(self._duration(self._with_lookups(plan, work_of(plan))), self._stopped(plan))
+            duration = self._duration(self._with_lookups(plan, work_of(plan))) + self._transfer_time(plan)
+            return StepOutput(duration, self._stopped(plan))
         stopped = self._stopped(plan) if plan.repeat == self._nearest_stop else {}
         return StepOutput(delay_until(plan.time, ends[-1]), stopped)
 
@@ -97,6 +102,9 @@ class SimulatedExecutor:
         hashed = sum(self._num_prompt_tokens[e.request_id] // size for e in plan.admitted if not e.resumed)
         lookups = sum(e.num_cached_tokens // size + 1 for e in plan.admitted)
         return work._replace(num_blocks_hashed=hashed, num_lookups=lookups)
+
+    def _transfer_time(self, plan: StepPlan) -> float:
+        return self._block_transfer_time * sum(each.num_blocks for each in plan.transfers) if plan.transfers else 0.0
 
     def _duration(self, work: StepWork) -> float:
         host, device = self._cost.host_time(work), self._cost.device_time(work)

@@ -239,7 +239,6 @@ class FrontEnd:
     def added(self, index: int, request: Request, outcome: Outcome) -> None:
         visit = self._latest[request.request_id]
         visit.added_time = self.env.now
-        visit.retry_after = outcome.retry_after
 
     def stepped(self, index: int, plan: StepPlan, ends: Sequence[float]) -> None:
         """Tokens were computed; each step of the plan gives one to each of those that sample."""
@@ -258,6 +257,7 @@ class FrontEnd:
     def left(self, index: int, record: RequestRecord) -> None:
         """It left its engine: what there is of its answer goes back."""
         visit = self._latest[record.request_id]
+        visit.retry_after = record.retry_after
         sent = self._sent_time(visit, record)
         visit.answer_time = self._at_client(sent)
         self._api_server(visit).forget(record.request_id)

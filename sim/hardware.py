@@ -81,6 +81,7 @@ H100_SHARES = Efficiency(MEASURED, 0.86, 0.79, 0.85, 0.61, 0.55, 0.78)
 H200_SHARES = Efficiency(MEASURED, 0.82, 0.78, 0.85, 0.59, 0.58, 0.76)
 A100_SHARES = Efficiency(MEASURED, 0.75, 0.81, 0.75, 0.58, 0.81, 0.75)
 L40S_SHARES = Efficiency(MEASURED, 0.81, 0.62, 0.84, 0.50, 0.47, 0.71)
+RTX_PRO_6000_SHARES = Efficiency(MEASURED + " of vLLM", 0.82, 0.83, 0.83, 0.59, 0.72, 0.80)
 B200_SHARES = Efficiency(MEASURED + "; fp8 as on H200", 0.85, 0.65, 0.84, 0.53, 0.58, 0.76)
 
 
@@ -131,6 +132,8 @@ DEVICES = (
            aliases=("l4-24gb", "NVIDIA L4")),
     Device("l40s", 362.0, 864.0, 48.0, 96.0, 142, L40S_SHARES, PCIE_4, fp8_tflops=733.0, visible_share=GDDR_SHARE,
            aliases=("l40s-48gb", "NVIDIA L40S")),
+    Device("rtx-pro-6000", 467.8, 1792.0, 96.0, 128.0, 188, RTX_PRO_6000_SHARES, PCIE_5, fp8_tflops=935.6,
+           aliases=("rtxpro6000", "rtx-pro-6000-server", "NVIDIA RTX PRO 6000 Blackwell Server Edition")),
     Device("a10g", 70.0, 600.0, 24.0, 6.0, 80, A10G_SHARES, PCIE_4, visible_share=GDDR_SHARE,
            aliases=("a10g-24gb", "NVIDIA A10G")),
     Device("mi300x", 1307.0, 5300.0, 192.0, 256.0, 304, MI300X_SHARES, XGMI, fp8_tflops=2615.0, visible_share=0.998,

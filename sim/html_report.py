@@ -24,7 +24,17 @@ from sim.diff import DERIVED, flat
 from sim.files import whole_file
 from sim.html_page import figure, from_rich, note, page, section, table
 from sim.metrics import Summary
-from sim.report import Banded, answer, class_table, comparison, latency_table, print_basis, rate_table, verdicts
+from sim.report import (
+    Banded,
+    answer,
+    class_table,
+    comparison,
+    extrapolation,
+    latency_table,
+    print_basis,
+    rate_table,
+    verdicts,
+)
 from sim.series import MAX_POINTS
 from sim.simulate import Run
 
@@ -63,7 +73,7 @@ def html(runs: Sequence[Reported], manifest: Mapping[str, Any]) -> str:
     convention, *others = dict.fromkeys(run.summary.convention for run in runs)
     if others:
         raise ValueError(f"runs to report on follow {convention} and {others[0]}: give all the same convention")
-    basis = _basis_lines(manifest, runs[0].banded.fast is not None)
+    basis = _basis_lines(manifest, len(runs[0].banded.others))
     costs = basis[0].split(";")[0].capitalize()
     figures = charts({run.name: run.run for run in runs}, costs, max(100, MAX_POINTS // len(runs)), convention)
     parts = [*_answers(runs), *_verdicts(runs), *_basis(runs, manifest, basis), *_tables(runs)]
@@ -84,7 +94,8 @@ def _verdicts(runs: Sequence[Reported]) -> Iterator[str]:
     rows = []
     for run in runs:
         name = f"<h3>{escape(run.name)}</h3>" if len(runs) > 1 else ""
-        told = "".join(_verdict(*each) for each in (*_judged(run), *_rejections(run.run)))
+        doubts = [(BAD, line) for line in extrapolation(run.banded)]
+        told = "".join(_verdict(*each) for each in (*doubts, *_judged(run), *_rejections(run.run)))
         rows.append(f"<div>{name}<ul class='verdicts'>{told}</ul></div>")
     yield section("Verdicts", "<div class='runs'>", *rows, "</div>")
 
@@ -118,10 +129,10 @@ def _rejections(run: Run) -> Iterator[tuple[str, str]]:
 # -- what it rests on ---------------------------------------------------------------------------------------------
 
 
-def _basis_lines(manifest: Mapping[str, Any], banded: bool) -> list[str]:
+def _basis_lines(manifest: Mapping[str, Any], num_others: int) -> list[str]:
     """The same words as in the terminal."""
     text = StringIO()
-    print_basis(Console(file=text, width=10_000, color_system=None), dict(manifest), banded)
+    print_basis(Console(file=text, width=10_000, color_system=None), dict(manifest), num_others)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -166,8 +177,9 @@ def _manifest(runs: Sequence[Reported], manifest: Mapping[str, Any]) -> str:
 def _tables(runs: Sequence[Reported]) -> Iterator[str]:
     banded = [run.banded for run in runs]
     notes = []
-    if any(run.fast is not None for run in banded):
-        notes.append("Small print: the range with all costs at either end of their band.")
+    if num := max(len(run.others) for run in banded):
+        of = "with all costs at either end of their band" if num == 2 else f"of {num} draws of the costs"
+        notes.append(f"Small print: the range {of}.")
     if saturated := [run.name for run in runs if run.summary.saturation.is_saturated]:
         notes.append(
             f"{', '.join(saturated)}: overloaded, without a steady state; latencies that grow with the length of the "

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.types import FinishReason, RequestRecord
+from policies.types import FinishReason, RequestRecord, Sample
 from sim.conventions import check_convention, itl, tpot
-from sim.replica import Sample
 from sim.saturation import Backlog, backlog
 from sim.slo import Kept, Objective, attainment, judge
 from sim.timings import COMPLETED, Timings, class_gaps, inter_token_latencies, timings
@@ -84,6 +83,7 @@ class Summary:
     e2e: Distribution
     queue_delay: Distribution
     stall: Distribution  # running but not served
+    cancel_latency: Distribution  # from a client's giving up to its blocks freed, where the engine had it
     request_throughput: float
     input_throughput: float  # prompt tokens of completed requests, cached ones included
     output_throughput: float
@@ -141,6 +141,7 @@ def summarise(run: Run, convention: str = "vllm", objectives: Sequence[Objective
         duration=duration,
         **_latencies(values),
         stall=Distribution.of(_floats([record.stall_time for record in completed])),
+        cancel_latency=Distribution.of(_floats([each for c in run.clients if (each := c.cancel_latency) is not None])),
         request_throughput=_rate(len(completed), duration),
         input_throughput=_rate(sum(r.num_prompt_tokens for r in completed), duration),
         output_throughput=_rate(sum(r.num_output_tokens for r in completed), duration),

@@ -10,13 +10,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from heapq import heappush
-from typing import Any, NamedTuple
+from typing import Any
 
 import simpy
 from simpy.events import NORMAL, EventPriority
 
 from policies.engine import EngineCore
-from policies.types import Outcome, Request, RequestRecord, StepOutput, StepPlan
+from policies.types import Outcome, Request, RequestRecord, Sample, StepOutput, StepPlan
+from policies.view import sample
 from sim.executor import SimulatedExecutor
 
 LATE = EventPriority(2)  # after SimPy's URGENT (0) and NORMAL (1)
@@ -39,20 +40,6 @@ class Late(Moment):
 
     def __init__(self, env: simpy.Environment, time: float, rank: int = 0) -> None:
         super().__init__(env, time, EventPriority(LATE + rank))
-
-
-class Sample(NamedTuple):
-    """How things stood while a step ran. Blocks held + cached + free = all."""
-
-    time: float
-    num_steps: int
-    num_running: int
-    num_waiting: int
-    num_tokens: int
-    num_padding_tokens: int
-    num_held_blocks: int
-    num_cached_blocks: int
-    num_free_blocks: int
 
 
 class Replica:
@@ -115,8 +102,10 @@ class Replica:
         while True:
             self._drain_inbox()
             plan = self.engine.schedule(self.env.now, self._repeats)
+            self._collect()  # whoever was shed
             if plan is not None:
-                self._sample(plan)
+                self.samples.append(sample(self.engine, plan))
+                self.num_plans += 1
                 in_flight.append((plan, self.executor.execute(plan)))
             elif not in_flight:
                 yield from self._sleep()
@@ -140,11 +129,13 @@ class Replica:
         if wakeup is None:
             yield self._wake
         else:
-            yield self._wake | self.env.timeout(max(0.0, wakeup - self.env.now))
+            yield self._wake | Moment(self.env, max(wakeup, self.env.now))
         yield Late(self.env, self.env.now, self._rank)  # who else arrives at this instant belongs to the same step
 
     def _jump(self, plan: StepPlan, limit: int) -> int:
-        return self.executor.repeats(plan, limit, until=self._horizon())
+        wakeup = self.engine.next_wakeup(self.env.now)  # from then on a policy may answer otherwise
+        until = self._horizon() if wakeup is None else min(wakeup, self._horizon())
+        return self.executor.repeats(plan, limit, until)
 
     # -- inbox and outbox ---------------------------------------------------------------------------------------
 
@@ -174,12 +165,3 @@ class Replica:
     def _collect(self) -> None:
         for record in self.engine.drain_records():
             self._on_record(record)
-
-    def _sample(self, plan: StepPlan) -> None:
-        kv = self.engine.kv
-        free, cached = kv.num_free, kv.num_idle_cached
-        self.num_plans += 1
-        self.samples.append(
-            Sample(plan.time, plan.repeat, plan.num_running, len(self.engine.scheduling), plan.num_tokens,
-                   plan.num_padding_tokens, kv.num_blocks - free, cached, free - cached)
-        )  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,18 +16,49 @@ from sim.capacity import GIB
 from sim.metrics import Distribution, Summary
 from sim.slo import Kept
 
+Pick = Callable[[Summary], float]
+
 
 @dataclass(frozen=True, slots=True)
 class Banded:
-    """A summary, and those of the same run with all costs at the lower and the upper end of their band."""
+    """A summary, and those of the same run with costs that might be as well: at both ends of their band, or drawn.
+
+    An interval covers the middle `share` of what these `others` say; of two ends all. `extrapolated`: by operation, the
+    share of the device's time that lies beyond what was measured.
+    """
 
     name: str
     summary: Summary
-    fast: Summary | None = None
-    slow: Summary | None = None
+    others: tuple[Summary, ...] = ()
+    share: float = 1.0
+    extrapolated: Mapping[str, float] = field(default_factory=dict)
+
+    def interval(self, pick: Pick) -> tuple[float, float] | None:
+        """None where there are no others; nan where they have no figure."""
+        known = sorted(value for value in map(pick, self.others) if not math.isnan(value))
+        if not self.others:
+            return None
+        tail = 0.5 * (1.0 - self.share)
+        return (_quantile_of(known, tail), _quantile_of(known, 1.0 - tail)) if known else (math.nan, math.nan)
 
 
-Pick = Callable[[Summary], float]
+def intervals(others: Sequence[Any], share: float) -> Any:
+    """Of figures nested alike: a pair in the place of each number, None where nobody has one."""
+    if isinstance(others[0], Mapping):
+        return {name: intervals([each.get(name) for each in others], share) for name in others[0]}
+    if isinstance(others[0], list):
+        return [intervals(list(each), share) for each in zip(*others, strict=False)]
+    known = sorted(each for each in others if isinstance(each, (int, float)) and not isinstance(each, bool))
+    tail = 0.5 * (1.0 - share)
+    return [_quantile_of(known, tail), _quantile_of(known, 1.0 - tail)] if known else None
+
+
+def _quantile_of(ordered: Sequence[float], q: float) -> float:
+    """Between the two nearest, in proportion."""
+    at = q * (len(ordered) - 1)
+    low = ordered[math.floor(at)]
+    return low + (at - math.floor(at)) * (ordered[math.ceil(at)] - low)
+
 
 LATENCIES: tuple[tuple[str, Callable[[Summary], Distribution]], ...] = (
     ("TTFT", lambda s: s.ttft),
@@ -110,6 +141,9 @@ def verdicts(run: Banded) -> list[str]:
             f"{after}. Percentiles of what waits grow with the length of the trace and are left out"
         )
     lines.append(f"requests waited for {s.binding}" if "nothing" not in s.binding else "hardly anybody waited")
+    if gone := s.cancel_latency.num:
+        freed = f"p50 {seconds(s.cancel_latency.p50)}, p99 {seconds(s.cancel_latency.p99)}"
+        lines.append(f"{gone:,} cancelled in the engine: their blocks were free {freed} after they gave up")
     return [*lines, *warnings(s)]
 
 
@@ -138,10 +172,11 @@ def latency_table(run: Banded) -> Table:
         if run.summary.saturation.is_saturated and name in GROWING:
             table.add_row(name, *["-"] * len(QUANTILES))
             continue
-        figures = [[getattr(pick(end), quantile) for end in _ends(run)] for quantile in QUANTILES]
-        table.add_row(name, *[seconds(values[0]) for values in figures])
-        if run.fast is not None:
-            table.add_row("", *[f"[dim]{seconds(*sorted(values[1:]))}[/dim]" for values in figures])
+        picks = [partial(_quantile, pick, quantile) for quantile in QUANTILES]
+        table.add_row(name, *[seconds(each(run.summary)) for each in picks])
+        intervals = [interval for each in picks if (interval := run.interval(each)) is not None]
+        if intervals:
+            table.add_row("", *[f"[dim]{seconds(*interval)}[/dim]" for interval in intervals])
     return table
 
 
@@ -223,6 +258,8 @@ COMPARED = (
     *("request_throughput", "output_throughput", "mean_kv_held", "num_preemptions"),
     *("token_hit_rate", "request_hit_rate"),  # the lengths of hits follow
 )
+DRAWN_SHARE = 0.68  # of draws, that an interval covers: as the band does
+WORTH_SAYING = 0.01
 QUANTILES = ("mean", "p50", "p90", "p99")
 GROWING = ("TTFT", "E2E", "queue delay")  # with the length of an overloaded run
 
@@ -240,28 +277,49 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _ends(run: Banded) -> list[Summary]:
-    return [run.summary, *(end for end in (run.fast, run.slow) if end is not None)]
-
-
 def _with_band(run: Banded, pick: Pick, show: Callable[..., str]) -> str:
-    """The value and, dimmed, what it is at the two ends of the costs' band."""
-    value, *ends = map(pick, _ends(run))
-    band = show(*sorted(ends)) if ends else ""
+    """The value and, dimmed, its interval."""
+    value, interval = pick(run.summary), run.interval(pick)
+    band = show(*interval) if interval else ""
     return show(value) if band in ("", show(value)) else f"{show(value)} [dim]({band})[/dim]"
 
 
-def provenance(profile: dict[str, Any], banded: bool) -> str:
+def provenance(profile: dict[str, Any], num_others: int) -> str:
+    if profile["provenance"] == "live":
+        return f"costs: live, {profile['model']} in {profile['dtype']} on {profile['gpu']}, by the wall clock"
+    ranges = ""
+    if num_others:
+        drawn = f"the middle {100 * DRAWN_SHARE:.0f} % of {num_others} draws of the costs"
+        ranges = f"; ranges: {drawn if num_others > 2 else 'all costs at either end of that band'}"
+    if "server" in profile:
+        return f"costs: {profile['provenance']} of {profile['server']}, ×/÷{profile['band']:.3f} (68 %){ranges}"
     tp = f" x{profile['tensor_parallel']}" if profile["tensor_parallel"] > 1 else ""
-    text = (
+    return (
         f"costs: {profile['provenance']} of {profile['model']} on {profile['gpu']}{tp}, ×/÷{profile['band']} (68 %)"
-        f"; host {profile['host_time_per_step'] * 1e6:.0f} us a step + {profile['host_time_per_request'] * 1e6:.1f} us"
-        " a running request, not measured here"
+        f"{_beside(profile)}; host {profile['host_time_per_step'] * 1e6:.0f} us a step + "
+        f"{profile['host_time_per_request'] * 1e6:.1f} us a running request, not measured here{ranges}"
     )
-    return text + ("; ranges: all costs at either end of that band" if banded else "")
+
+
+def _beside(profile: dict[str, Any]) -> str:
+    """What the times of a profile do not rest on."""
+    others = [part for part, source in profile.get("parts", {}).items() if source != profile["provenance"]]
+    return f"; by datasheet: {', '.join(others)}" if others else ""
+
+
+def extrapolation(run: Banded) -> list[str]:
+    """Said before anything else where it is more than a trifle: a table knows nothing of what it has not seen."""
+    total = sum(run.extrapolated.values())
+    if total < WORTH_SAYING:
+        return []
+    worth = {name: share for name, share in run.extrapolated.items() if share >= WORTH_SAYING}
+    parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in worth.items())
+    return [f"extrapolated: {100 * total:.0f} % of the device's time lies beyond what was measured ({parts})"]
 
 
 def print_run(console: Console, run: Banded, manifest: dict[str, Any]) -> None:
+    for line in extrapolation(run):
+        console.print(line, highlight=False, markup=False)
     console.print(answer(run), style="bold", highlight=False, markup=False)
     for line in verdicts(run):
         console.print(line, highlight=False, markup=False)
@@ -273,12 +331,12 @@ def print_run(console: Console, run: Banded, manifest: dict[str, Any]) -> None:
         console.print()
     console.print(rate_table([run]), highlight=False)
     console.print()
-    print_basis(console, manifest, run.fast is not None)
+    print_basis(console, manifest, len(run.others))
 
 
-def print_basis(console: Console, manifest: dict[str, Any], banded: bool) -> None:
+def print_basis(console: Console, manifest: dict[str, Any], num_others: int) -> None:
     """What the figures rest on."""
-    console.print(provenance(manifest["profile"], banded), highlight=False)
+    console.print(provenance(manifest["profile"], num_others), highlight=False)
     engine, cluster = manifest["engine"], manifest["cluster"]
     replicas = "" if cluster["num_replicas"] == 1 else f"{cluster['num_replicas']} replicas, {cluster['routing']}; "
     console.print(
@@ -303,8 +361,12 @@ def _policies(engine: dict[str, Any], slo: str | None) -> str:
         f"policies: memory by {engine['allocation']} allocation, {engine['eviction']} eviction, "
         f"{engine['preemption']} preemption; latency by {engine['admission']} admission, {engine['scheduling']} "
         f"scheduling, {engine['batching']} batching, objectives {slo or 'none'}; "
-        f"security by {engine['isolation']} isolation, prefix caching {caching}"
+        f"security by {engine['isolation']} isolation, prefix caching {caching}{_threat(engine['threat_decision'])}"
     )
+
+
+def _threat(decision: str) -> str:
+    return f"; tenants may share, as decided: {escape(decision)}" if decision else ""
 
 
 def _memory(wanted: dict[str, Any], num_tokens: int) -> str:
@@ -325,6 +387,8 @@ def _gib(num_bytes: float) -> str:
 def _front_end(times: Any) -> str:
     if times == "off":
         return "front end: off, latencies begin and end at the engine"
+    if times == "live":
+        return "front end: live, latencies begin and end at the clients in this process"
     return (
         f"front end: {times['num_api_servers']} API server(s), {times['api_time_per_request'] * 1e3:.3g} ms a request, "
         f"{times['tokenise_time_per_token'] * 1e6:.3g} us a prompt token, "

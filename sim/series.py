@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.types import RequestRecord
-from sim.replica import Sample
+from policies.types import RequestRecord, Sample
 from sim.simulate import Run
 from sim.timings import COMPLETED
 

@@ -15,10 +15,12 @@ from typing import Any
 
 from policies.catalogue import describe, preset, source_hash
 from policies.config import EngineConfig
-from sim.capacity import demand, kv_blocks
+from sim.capacity import Demand, demand, kv_blocks
 from sim.conventions import check_convention
-from sim.cost import DatasheetCost
+from sim.cost import DatasheetCost, MeasuredCost
+from sim.cost.best import Cost, cost_of
 from sim.cost.graphs import largest_capture
+from sim.cost.server import ServedCost, server_behind
 from sim.frontend import FrontEndTimes
 from sim.hardware import Device, device
 from sim.models import Model, model, stored_as
@@ -56,11 +58,13 @@ class Setup:
     tensor_parallel: int = 1
     dtype: str = "auto"
     kv_dtype: str = "auto"
+    costs: str = "auto"
     cuda_graphs: str = "full"
     gpu_memory_utilization: float = 0.9
     num_replicas: int = 1
     routing: str = "round_robin"
     load_staleness: float = 0.0
+    host_bandwidth_gb_s: float = 25.0  # of each GPU, to host memory and back (PCIe 4.0 x16, its protocol taken off)
     front_end: str = "default"
     slo: str | None = None
     convention: str = "vllm"
@@ -73,6 +77,8 @@ class Setup:
             raise ValueError(f"seed ({self.seed}) must be 0 or more")
         if self.front_end not in FRONT_ENDS:
             raise ValueError(f"unknown front_end {self.front_end!r}; known: {', '.join(FRONT_ENDS)}")
+        if not 0.0 < self.host_bandwidth_gb_s < float("inf"):
+            raise ValueError(f"host_bandwidth_gb_s ({self.host_bandwidth_gb_s}) must be a finite number above 0")
         check_convention(self.convention)
 
     # -- building -----------------------------------------------------------------------------------------------
@@ -109,13 +115,21 @@ class Setup:
             arrivals=self.arrivals,
         )
 
+    def block_transfer_time(self, config: EngineConfig) -> float:
+        """Seconds in which each GPU moves its share of a KV block to host memory, or back."""
+        the_model, _ = self.hardware()
+        num_bytes = the_model.shard(self.tensor_parallel).kv_bytes_per_token * config.block_size
+        return num_bytes / (self.host_bandwidth_gb_s * 1e9)
+
     def hardware(self) -> tuple[Model, Device]:
-        return stored_as(model(self.model), self.dtype, self.kv_dtype), device(self.gpu)
+        return stored_as(model(self.model.removeprefix("random:")), self.dtype, self.kv_dtype), device(self.gpu)
 
     def config(self) -> EngineConfig:
         """The engine's settings: the preset's, then the user's; KV blocks from memory unless given."""
         the_model, the_device = self.hardware()
-        values = {**(preset(self.preset) if self.preset else {}), **self.engine}
+        server = server_behind(self.costs)
+        base = dict(server.engine) if server else {}  # as the server ran that the costs are of
+        values = {**base, **(preset(self.preset) if self.preset else {}), **self.engine}
         values.setdefault("max_model_len", the_model.max_model_len)
         if "num_blocks" not in values:
             draft = EngineConfig.from_dict(values)
@@ -130,13 +144,15 @@ class Setup:
             )
         return EngineConfig.from_dict(values)
 
-    def cost(self, config: EngineConfig) -> DatasheetCost:
-        return DatasheetCost(
+    def cost(self, config: EngineConfig) -> Cost:
+        """The best there is for this model and GPU, unless `costs` names others."""
+        datasheet = DatasheetCost(
             *self.hardware(),
             tensor_parallel=self.tensor_parallel,
             cuda_graphs=self.cuda_graphs,
             largest_capture=largest_capture(config.max_num_seqs, config.max_num_batched_tokens),
         )
+        return cost_of(self.costs, datasheet)
 
     def front_end_model(self) -> FrontEndTimes | None:
         """None where latencies begin and end at the engine."""
@@ -148,7 +164,10 @@ class Setup:
         for name in self.front_end_times:
             if name not in known:
                 raise ValueError(f"unknown front-end setting {name!r}; known: {', '.join(sorted(known))}")
-        return FrontEndTimes(**self.front_end_times)
+        server = server_behind(self.costs)
+        if server is not None and server.front_end is None and not self.front_end_times:
+            return None  # its latencies were taken at the engine
+        return FrontEndTimes(**{**((server.front_end if server else None) or {}), **self.front_end_times})
 
     def objectives(self) -> tuple[Objective, ...]:
         return parse_objectives(self.slo) if self.slo else ()
@@ -216,17 +235,27 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def scaled(cost: DatasheetCost, by: float) -> DatasheetCost:
+def scaled(cost: Cost, by: float) -> Cost:
     """The same cost with every time multiplied."""
     return replace(cost, scale=cost.scale * by)
 
 
-def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: DatasheetCost) -> dict[str, Any]:
+def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Cost) -> dict[str, Any]:
     """All that a result depends on, to be stored beside it."""
     front_end = setup.front_end_model()
     return {
-        "servetwin": version("servetwin"),
+        **basis(setup, config, workload, memory_wanted(config, workload, cost.model, cost.tensor_parallel)),
         "body": "simulator",
+        "profile": _profile(cost),
+        "front_end": "off" if front_end is None else asdict(front_end),
+        "versions": versions("numpy", "simpy"),
+    }
+
+
+def basis(setup: Setup, config: EngineConfig, workload: Workload, memory: Demand) -> dict[str, Any]:
+    """What a simulated result and a live one depend on alike."""
+    return {
+        "servetwin": version("servetwin"),
         "engine": config.to_dict(),
         "policies": describe(config),
         "policies_source": source_hash(),
@@ -234,9 +263,9 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Datas
             "num_replicas": setup.num_replicas,
             "routing": setup.routing,
             "load_staleness": setup.load_staleness,
+            "host_bandwidth_gb_s": setup.host_bandwidth_gb_s,
         },
-        "profile": _profile(cost),
-        "memory": _memory(config, workload, cost),
+        "memory": asdict(memory),
         "workload": {
             "name": workload.name,
             "source": workload.source,
@@ -246,21 +275,22 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Datas
         "seed": setup.seed,
         "cache_state": "cold",
         "isolation": config.isolation,
-        "front_end": "off" if front_end is None else asdict(front_end),
         "convention": setup.convention,
         "slo": setup.slo,
         "vllm_flags": recommended_flags(config, setup),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in ("numpy", "simpy")}},
     }
 
 
-def _memory(config: EngineConfig, workload: Workload, cost: DatasheetCost) -> dict[str, Any]:
+def versions(*libraries: str) -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in libraries}}
+
+
+def memory_wanted(config: EngineConfig, workload: Workload, shape: Model, tensor_parallel: int = 1) -> Demand:
     """What as many requests as may run want of each GPU, their context limit included: it follows from the rest."""
     items = every_item(workload)
     prompts = [item.request.prompt.num_tokens for item in items]
     outputs = [item.num_output_tokens for item in items]
-    limits = (config.max_num_seqs, config.max_model_len, cost.tensor_parallel)
-    return asdict(demand(cost.model, prompts, outputs, *limits))
+    return demand(shape, prompts, outputs, config.max_num_seqs, config.max_model_len, tensor_parallel)
 
 
 def recommended_flags(config: EngineConfig, setup: Setup) -> str:
@@ -268,7 +298,7 @@ def recommended_flags(config: EngineConfig, setup: Setup) -> str:
     return serve_command(setup.model, config, setup.tensor_parallel, setup.gpu_memory_utilization)
 
 
-def _profile(cost: DatasheetCost) -> dict[str, Any]:
+def _profile(cost: Cost) -> dict[str, Any]:
     return {
         "provenance": cost.provenance,
         "band": cost.band,
@@ -278,7 +308,22 @@ def _profile(cost: DatasheetCost) -> dict[str, Any]:
         "dtype": cost.model.dtype,
         "kv_dtype": cost.model.kv_dtype,
         "cuda_graphs": cost.cuda_graphs,
-        "efficiency_source": cost.device.efficiency_source,
+        **_source(cost),
         "host_time_per_step": cost.host_time_per_step,
         "host_time_per_request": cost.host_time_per_request,
+    }
+
+
+def _source(cost: Cost) -> dict[str, Any]:
+    """Where the times come from: the parts of a profile, or the shares of a datasheet."""
+    if isinstance(cost, ServedCost):
+        return {"server": cost.server.name, "server_hash": cost.server.content_hash}
+    if not isinstance(cost, MeasuredCost):
+        return {"efficiency_source": cost.device.efficiency_source}
+    profile = cost.profile
+    return {
+        "profile": profile.name,
+        "profile_hash": profile.content_hash,
+        "band_source": profile.band_source,
+        "parts": dict(cost.parts),
     }

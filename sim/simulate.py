@@ -14,12 +14,12 @@ from policies.catalogue import build, make
 from policies.config import EngineConfig
 from policies.engine import EngineCore
 from policies.journal import Write
-from policies.types import Request, RequestRecord
+from policies.types import Request, RequestRecord, Sample
 from sim.cluster import Cluster, Door, NoFrontEnd
 from sim.cost import StepCost
 from sim.frontend import FrontEnd, FrontEndTimes
 from sim.metrics import Summary, summarise
-from sim.replica import Moment, Process, Sample
+from sim.replica import Moment, Process
 from sim.stream import Deliveries
 from sim.visit import ClientRecord, abandoned, client_records
 from sim.workload.sessions import ANSWERED
@@ -66,13 +66,17 @@ def simulate(
     num_replicas: int = 1,
     routing: str = "round_robin",
     load_staleness: float = 0.0,
+    block_transfer_time: float = 0.0,
 ) -> Run:
     """Play the workload to its end. `on_record` hears of each request that leaves, for progress.
 
     `journal`: one a replica. `load_staleness`: how old, in seconds, what the router knows of the replicas may be.
+    `block_transfer_time`: seconds to move a KV block to host memory or back, where the preempted are swapped.
     """
-    journals = _journals(journal, num_replicas)
-    simulation = Simulation(config, workload, cost, journals, jumps, on_record, front_end, routing, load_staleness)
+    simulation = Simulation(
+        config, workload, cost, _journals(journal, num_replicas), jumps, on_record, front_end, routing, load_staleness,
+        block_transfer_time,
+    )  # fmt: skip
     return simulation.run()
 
 
@@ -99,6 +103,7 @@ class Simulation:
         front_end: FrontEndTimes | None = None,
         routing: str = "round_robin",
         load_staleness: float = 0.0,
+        block_transfer_time: float = 0.0,
     ) -> None:
         self.env = simpy.Environment()
         self.records: list[tuple[int, RequestRecord]] = []  # with the index of the replica
@@ -119,6 +124,7 @@ class Simulation:
             make("routing", routing),
             self.front_end,
             load_staleness=load_staleness,
+            block_transfer_time=block_transfer_time,
             jumps=jumps,
             is_open=is_open and (front_end is None or front_end.max_concurrency is None),
         )

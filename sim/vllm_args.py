@@ -36,6 +36,11 @@ def _human_int(text: str) -> int:
     return int(float(match[1]) * base)
 
 
+def _usable_blocks(text: str) -> int:
+    """One of vLLM's blocks stands for no block, and holds nothing."""
+    return _human_int(text) - 1
+
+
 def _share(text: str) -> float:
     return float(text)
 
@@ -50,7 +55,7 @@ _ENGINE = {
     "max-num-batched-tokens": ("max_num_batched_tokens", _human_int),
     "max-model-len": ("max_model_len", _human_int),
     "block-size": ("block_size", _human_int),
-    "num-gpu-blocks-override": ("num_blocks", _human_int),
+    "num-gpu-blocks-override": ("num_blocks", _usable_blocks),
     "enable-prefix-caching": ("enable_prefix_caching", _switch),
     "enable-chunked-prefill": ("enable_chunked_prefill", _switch),
     "long-prefill-token-threshold": ("long_prefill_token_threshold", _human_int),
@@ -75,6 +80,7 @@ _PASSED_OVER = {
     "ssl-certfile": 1, "max-log-len": 1, "trust-remote-code": 0, "disable-log-requests": 0, "disable-log-stats": 0,
     "no-enable-log-requests": 0, "enable-log-requests": 0, "disable-uvicorn-access-log": 0,
     "enable-auto-tool-choice": 0, "tool-call-parser": 1, "reasoning-parser": 1, "generation-config": 1,
+    "enable-logging-iteration-details": 0,
 }  # fmt: skip
 
 

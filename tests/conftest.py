@@ -10,7 +10,12 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
-COUNTED = {"oracle_steps": "oracle steps compared", "decisions_replayed": "decisions replayed"}
+COUNTED = {
+    "oracle_steps": "oracle steps compared",
+    "decisions_replayed": "decisions replayed",
+    "live_decisions": "live decisions, each replayed equal",
+    "live_decisions_matched": "of these, taken alike by a simulation from the workload alone",
+}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ however an engine counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from policies.prompt import ContentPrompt, TokenPrompt
@@ -43,19 +43,22 @@ def output_token(position: int) -> int:
 
 
 class Text:
-    """The tokens of one request, by name. `scope` is with whom it may share, `serial` what is its own."""
+    """The tokens of one request, by name. `serial` is what is its own; `scopes` with whom it may share from where on."""
 
-    def __init__(self, names: Names, request: Request, serial: int, scope: object) -> None:
+    def __init__(self, names: Names, request: Request, serial: int, scopes: Mapping[int, object]) -> None:
         self._names = names
         self._request = request
         self._serial = serial
-        self._prefixes = [names.of(0, ("scope", scope))]
+        self._scopes = scopes
+        self._prefixes = [0]
         self.num_known_keys = 0
 
     def name(self, position: int) -> int:
         while len(self._prefixes) <= position + 1:
-            token = self._token(len(self._prefixes) - 1)
-            self._prefixes.append(self._names.of(self._prefixes[-1], token))
+            at, parent = len(self._prefixes) - 1, self._prefixes[-1]
+            if at in self._scopes:
+                parent = self._names.of(parent, ("scope", self._scopes[at]))
+            self._prefixes.append(self._names.of(parent, self._token(at)))
         return self._prefixes[position + 1]
 
     def _token(self, position: int) -> object:

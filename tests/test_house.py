@@ -72,7 +72,7 @@ def test_functions_are_small() -> None:
     """A goal, held: half of all functions fit in ten lines."""
     lengths = sorted(
         node.end_lineno - node.lineno + 1
-        for room in ("policies", "sim")
+        for room in ("policies", "sim", "backend")
         for path in (REPOSITORY / room).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None

@@ -56,7 +56,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_files_named_in_the_tour_are_there() -> None:
     tour = (REPOSITORY / "docs" / "tour.md").read_text()
-    names = re.findall(r"`((?:policies|sim|tests)/[\w/]+\.py)`", tour)
+    names = re.findall(r"`((?:policies|sim|backend|tests)/[\w/]+\.py)`", tour)
     assert len(names) > 8
     for name in names:
         assert (REPOSITORY / name).is_file(), name

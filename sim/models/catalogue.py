@@ -38,6 +38,11 @@ MODELS = (
     Model("smollm2-135m", num_layers=30, hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64,
           intermediate_size=1536, vocab_size=49152, max_model_len=8192, tied_embeddings=True,
           aliases=("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M-Instruct")),
+    # Of no published model: what the live body fills with random weights, to be run on a CPU.
+    Model("tiny", num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
+          intermediate_size=128, vocab_size=512, max_model_len=4096),
+    Model("small", num_layers=4, hidden_size=256, num_heads=4, num_kv_heads=2, head_dim=64,
+          intermediate_size=704, vocab_size=4096, max_model_len=4096),
 )
 # fmt: on
 

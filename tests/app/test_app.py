@@ -70,7 +70,7 @@ def test_a_run_is_answered_with_what_it_rests_on(page: AppTest) -> None:
     press_run(page)
     assert said(page) == []
     assert "chat: 20 of 20 requests completed in" in texts(page)
-    assert "costs: datasheet of llama-3-8b on h100, ×/÷1.35 (68 %)" in texts(page)
+    assert "costs: public tables of llama-3-8b on h100, ×/÷1.15 (68 %)" in texts(page)
     assert len(page.get("plotly_chart")) == 4
     set_number(page, "Requests", 21)
     page.run()

@@ -341,7 +341,7 @@ def test_several_runs_stand_side_by_side_with_what_differs(run: Run) -> None:
 def test_the_band_is_small_print(run: Run) -> None:
     slow = summarise(simulate(CONFIG, workload([(0.0, 4, 3), (1.0, 12, 2)]), AffineCost(per_step=2.0)))
     single = reported("it", run)
-    page = Page(html([replace(single, banded=replace(single.banded, fast=single.summary, slow=slow))], basis()))
+    page = Page(html([replace(single, banded=replace(single.banded, others=(single.summary, slow)))], basis()))
     assert "1.5 s" in page.text["td"] and "(0.625–1.25)" in page.text["small"]
 
 

@@ -378,6 +378,8 @@ def test_a_storm_of_cancellations_gives_everything_back(jumps: bool, async_depth
         assert client.num_zombie_tokens <= math.ceil(news / min(steps)) + async_depth
         if client.left_time is not None:
             assert client.cancel_latency is not None and client.cancel_latency <= news + max(steps)
+    told = run.summary.cancel_latency
+    assert told.num == 40 and 0.0 < told.p50 <= told.p99 <= told.max <= news + max(steps)
 
     ends = np.array(run.step_ends)[1:]
     before, after = steps[(ends > 2.0) & (ends < 3.0)], steps[(ends > 4.0) & (ends < 5.0)]

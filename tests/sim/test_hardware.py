@@ -16,15 +16,15 @@ def test_an_unknown_gpu_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ValueError) as error:
         device("h1000")
     assert str(error.value) == (
-        "unknown GPU 'h1000'; known: a100, a100-40gb, a100-pcie, a10g, b200, h100, h100-pcie, h200, l4, l40s, mi300x. "
-        "Did you mean 'h100'?"
+        "unknown GPU 'h1000'; known: a100, a100-40gb, a100-pcie, a10g, b200, h100, h100-pcie, h200, l4, l40s, mi300x, "
+        "rtx-pro-6000. Did you mean 'h100'?"
     )
 
 
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
     with pytest.raises(ValueError) as error:
         device("tpu")
-    assert str(error.value).endswith("mi300x.")
+    assert str(error.value).endswith("rtx-pro-6000.")
 
 
 def test_no_two_gpus_share_a_name() -> None:
@@ -43,7 +43,7 @@ def test_efficiencies_are_shares() -> None:
 
 def test_what_was_not_measured_says_so_and_has_the_wider_band() -> None:
     measured = {each.name for each in DEVICES if each.efficiency_source.startswith("measured")}
-    assert measured == {"a100", "h100", "h200", "l40s", "b200"}
+    assert measured == {"a100", "h100", "h200", "l40s", "b200", "rtx-pro-6000"}
     for each in DEVICES:
         assert each.band == (MEASURED_BAND if each.name in measured else ASSUMED_BAND)
         assert each.name in measured or each.efficiency_source.startswith("assumed: ")

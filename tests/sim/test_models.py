@@ -81,7 +81,7 @@ def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
         model("qwen-3-8b")
     assert str(error.value) == (
         "unknown model 'qwen-3-8b'; known: llama-2-7b, llama-3-70b, llama-3-8b, llama-3.1-70b, llama-3.1-8b, "
-        "mistral-7b, qwen3-30b-a3b, qwen3-32b, qwen3-8b, smollm2-135m. Did you mean 'qwen3-8b'? "
+        "mistral-7b, qwen3-30b-a3b, qwen3-32b, qwen3-8b, small, smollm2-135m, tiny. Did you mean 'qwen3-8b'? "
         "The path of a model's config.json will do as well."
     )
 

@@ -102,30 +102,34 @@ class Clients:
         self._front = front
         try:
             async with asyncio.TaskGroup() as self._group:
-                self._arrive(self._workload.initial())
+                self._expect(self._workload.initial())
         except* Exception as errors:
             raise errors.exceptions[0] from None
 
-    def _arrive(self, items: Sequence[WorkItem]) -> None:
+    def _expect(self, items: Sequence[WorkItem]) -> None:
         self._num_to_act += len(items)
+        if items:
+            self._group.create_task(self._arrive(items))
+
+    async def _arrive(self, items: Sequence[WorkItem]) -> None:
+        """In their order, those of one instant too."""
         for item in items:
-            self._group.create_task(self._visit(item))
+            while (wait := item.request.arrival_time - self._front.clock()) > 0.0:
+                await asyncio.sleep(wait)
+            self._group.create_task(self._wait(item, *self._send(item)))
+
+    async def _wait(self, item: WorkItem, visit: Visit, answer: Answer) -> None:
+        """Until it is answered, or its client has had enough."""
+        if item.patience is not None:
+            await self._be_patient(answer, item.request.arrival_time + item.patience - self._front.clock())
+        self._num_to_act -= 1
+        await answer.end()
+        self._close(visit, answer)
 
     def give_up(self) -> None:
         """Nobody can be served any more. If nobody does anything about it either, the run is over."""
         if not self._num_to_act:
             self._front.replica.stop()
-
-    async def _visit(self, item: WorkItem) -> None:
-        arrival, clock = item.request.arrival_time, self._front.clock
-        while (wait := arrival - clock()) > 0.0:
-            await asyncio.sleep(wait)
-        visit, answer = self._send(item)
-        if item.patience is not None:
-            await self._be_patient(answer, arrival + item.patience - clock())
-        self._num_to_act -= 1
-        await answer.end()
-        self._close(visit, answer)
 
     def _send(self, item: WorkItem) -> tuple[Visit, Answer]:
         visit = Visit(len(self.visits), item, replica=0, api=0, api_in_time=self._front.clock())
@@ -142,7 +146,7 @@ class Clients:
             self._go_on(abandoned(answer.request, self._front.clock()))
 
     def _go_on(self, record: RequestRecord) -> None:
-        self._arrive(self._workload.on_outcome(record, self._front.clock()))
+        self._expect(self._workload.on_outcome(record, self._front.clock()))
 
     def _close(self, visit: Visit, answer: Answer) -> None:
         record = answer.record

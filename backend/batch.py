@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -38,45 +39,43 @@ class Batch:
     sampled: list[Chunk]
 
 
-def _place(chunk: Chunk) -> int:
-    return 0 if chunk.num_tokens > 1 else -1 - chunk.start
-
-
 def build_batch(chunks: Sequence[Chunk], token_ids: Sequence[Sequence[int]], block_size: int) -> Batch:
     """`token_ids` of each chunk, `num_tokens` of them."""
     order = sorted(range(len(chunks)), key=lambda index: _place(chunks[index]))
-    tokens: list[int] = []
-    decode_tables: list[Sequence[int]] = []
-    decode_lens: list[int] = []
-    prefills: list[Prefill] = []
-    sample_rows: list[int] = []
-    sampled: list[Chunk] = []
-    positions: list[int] = []
-    blocks: list[int] = []
-    for index in order:
-        chunk = chunks[index]
-        start, end = chunk.start, chunk.start + chunk.num_tokens
-        if chunk.num_tokens == 1:
-            decode_tables.append(chunk.block_ids[: start // block_size + 1])
-            decode_lens.append(end)
-        else:
-            prefills.append(Prefill(len(tokens), chunk.num_tokens, start, chunk.block_ids[: -(-end // block_size)]))
-        tokens.extend(token_ids[index])
-        positions.extend(range(start, end))
-        blocks.extend(chunk.block_ids[position // block_size] for position in range(start, end))
-        if chunk.samples:
-            sample_rows.append(len(tokens) - 1)
-            sampled.append(chunk)
-    places = torch.from_numpy(np.array(positions, dtype=np.int64))
+    rows = [chunks[index] for index in order]
+    decodes = [chunk for chunk in rows if chunk.num_tokens == 1]
+    firsts = list(accumulate((chunk.num_tokens for chunk in rows), initial=0))
+    positions = _integers(position for chunk in rows for position in _positions(chunk))
     return Batch(
-        token_ids=torch.from_numpy(np.array(tokens, dtype=np.int64)),
-        positions=places,
-        slot_blocks=torch.from_numpy(np.array(blocks, dtype=np.int64)),
-        slot_offsets=places % block_size,
-        num_decodes=len(decode_lens),
-        decode_tables=decode_tables,
-        decode_lens=decode_lens,
-        prefills=prefills,
-        sample_rows=sample_rows,
-        sampled=sampled,
+        token_ids=_integers(token for index in order for token in token_ids[index]),
+        positions=positions,
+        slot_blocks=_integers(chunk.block_ids[at // block_size] for chunk in rows for at in _positions(chunk)),
+        slot_offsets=positions % block_size,
+        num_decodes=len(decodes),
+        decode_tables=[_table(chunk, block_size) for chunk in decodes],
+        decode_lens=[chunk.start + 1 for chunk in decodes],
+        prefills=[
+            Prefill(first, chunk.num_tokens, chunk.start, _table(chunk, block_size))
+            for first, chunk in zip(firsts[len(decodes) :], rows[len(decodes) :], strict=False)
+        ],
+        sample_rows=[end - 1 for end, chunk in zip(firsts[1:], rows, strict=True) if chunk.samples],
+        sampled=[chunk for chunk in rows if chunk.samples],
     )
+
+
+def _place(chunk: Chunk) -> int:
+    """What it is sorted by: decodes, the longest context first, then the others as they come."""
+    return 0 if chunk.num_tokens > 1 else -1 - chunk.start
+
+
+def _positions(chunk: Chunk) -> range:
+    return range(chunk.start, chunk.start + chunk.num_tokens)
+
+
+def _table(chunk: Chunk, block_size: int) -> Sequence[int]:
+    """Blocks up to its last token; the request's own table may have grown since."""
+    return chunk.block_ids[: -(-(chunk.start + chunk.num_tokens) // block_size)]
+
+
+def _integers(values: Iterable[int]) -> Tensor:
+    return torch.from_numpy(np.fromiter(values, dtype=np.int64))

@@ -17,28 +17,27 @@ from backend.pool import KVPool
 from backend.rope import RotaryTable
 from backend.triton_attention import PagedStep, TritonAttention, padded, slots_of
 
+LARGEST_GRAPH = 512  # sequences; more are launched kernel by kernel
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]  # runs what it is given, and returns what runs it again
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of sequences that have a graph: a step of decodes is padded to the next one."""
-    sizes = [1, 2, 3, 4, 6, 8]
-    while sizes[-1] < max_num_seqs:
-        sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 2)))
-    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+    """Numbers of sequences that have a graph, vLLM's: a step of decodes is padded to the next one."""
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_GRAPH + 1, 16)]
+    return [size for size, before in zip(sizes, (0, *sizes), strict=False) if before < max_num_seqs]
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
     """Inputs and outputs at addresses that stay: a graph of `size` sequences uses their first `size` rows."""
 
-    token_ids: Tensor  # [max_num_seqs] int64
-    positions: Tensor  # [max_num_seqs] int64
-    slots: Tensor  # [max_num_seqs] int64
-    tables: Tensor  # [max_num_seqs, max_blocks] int32
-    lens: Tensor  # [max_num_seqs] int32
-    logits: Tensor  # [max_num_seqs, vocab_size]
+    token_ids: Tensor  # [rows] int64
+    positions: Tensor  # [rows] int64
+    slots: Tensor  # [rows] int64
+    tables: Tensor  # [rows, max_blocks] int32
+    lens: Tensor  # [rows] int32
+    logits: Tensor  # [rows, vocab_size]
     is_finite: Tensor  # [] bool
 
     def step(self, size: int) -> PagedStep:
@@ -59,17 +58,17 @@ def _extended(values: Tensor, size: int, filler: int) -> Tensor:
     return torch.cat((values, values.new_full((size - len(values),), filler)))
 
 
-def allocate_buffers(model: Decoder, max_num_seqs: int, max_blocks: int) -> Buffers:
+def allocate_buffers(model: Decoder, num_rows: int, max_blocks: int) -> Buffers:
     def whole(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=model.device)
 
     return Buffers(
-        token_ids=whole(max_num_seqs),
-        positions=whole(max_num_seqs),
-        slots=whole(max_num_seqs).fill_(-1),
-        tables=whole(max_num_seqs, max_blocks, dtype=torch.int32),
-        lens=whole(max_num_seqs, dtype=torch.int32),
-        logits=whole(max_num_seqs, model.config.vocab_size, dtype=model.dtype),
+        token_ids=whole(num_rows),
+        positions=whole(num_rows),
+        slots=whole(num_rows).fill_(-1),
+        tables=whole(num_rows, max_blocks, dtype=torch.int32),
+        lens=whole(num_rows, dtype=torch.int32),
+        logits=whole(num_rows, model.config.vocab_size, dtype=model.dtype),
         is_finite=whole(dtype=torch.bool),
     )
 
@@ -89,10 +88,12 @@ class PagedForward:
         """Records every size, so that no step waits for a compiler."""
         self._model = model
         self._block_size = pool.block_size
-        self._attention = TritonAttention(model.config, pool, rotary, max_num_seqs)
-        self._buffers = allocate_buffers(model, max_num_seqs, -(-max_model_len // pool.block_size))
+        sizes = graph_sizes(max_num_seqs)
+        self._largest = sizes[-1]
+        self._attention = TritonAttention(model.config, pool, rotary, max(max_num_seqs, self._largest))
+        self._buffers = allocate_buffers(model, self._largest, -(-max_model_len // pool.block_size))
         with torch.inference_mode():
-            self._replays = {size: record(self._decode(size)) for size in reversed(graph_sizes(max_num_seqs))}
+            self._replays = {size: record(self._decode(size)) for size in reversed(sizes)}
 
     def _decode(self, size: int) -> Callable[[], None]:
         buffers, model = self._buffers, self._model
@@ -106,7 +107,7 @@ class PagedForward:
         return decode
 
     def compute(self, batch: Batch) -> Computed:
-        if not batch.prefills:
+        if not batch.prefills and batch.num_decodes <= self._largest:
             return self._replay(batch)
         device = self._model.device
         self._attention.begin(self._attention.step_of(batch, device))

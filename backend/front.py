@@ -39,11 +39,12 @@ class Answer:
         self.hung_up_time: float | None = None
         self.finish_time: float | None = None
         self._hang_up = hang_up
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None  # there while somebody waits for the next token
+        self._over = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
-        return self.finish_time is not None
+        return self._over.is_set()
 
     async def __aiter__(self) -> AsyncIterator[int]:
         """Raises ValueError if the request was refused, RuntimeError if its step threw."""
@@ -51,6 +52,7 @@ class Answer:
         try:
             while num_read < len(self.tokens) or not self.is_over:
                 if num_read == len(self.tokens):
+                    self._news = self._news or asyncio.Event()
                     await self._news.wait()
                 else:
                     num_read += 1
@@ -65,8 +67,7 @@ class Answer:
 
     async def end(self) -> None:
         """Wait until it is over, however it ends."""
-        while not self.is_over:
-            await self._news.wait()
+        await self._over.wait()
 
     def hang_up(self) -> None:
         """Nobody wants the rest. Nothing happens if there is none."""
@@ -80,10 +81,17 @@ class Answer:
         if self.record is not None and self.record.reason is FinishReason.REJECTED:
             raise ValueError(self.record.detail)
 
-    def tell(self) -> None:
-        """Wake whoever waits for news."""
-        self._news.set()
-        self._news = asyncio.Event()
+    def tell(self, new: Sequence[int] = ()) -> None:
+        """Tokens have come: wake whoever waits for them."""
+        self.tokens.extend(new)
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
+    def close(self, now: float) -> None:
+        self.finish_time = now
+        self._over.set()
+        self.tell()
 
 
 class Front:
@@ -164,9 +172,7 @@ class Front:
             if self._answers_whole:
                 self._withheld.setdefault(request_id, []).extend(new)
             else:
-                answer = self._answers[request_id]
-                answer.tokens.extend(new)
-                answer.tell()
+                self._answers[request_id].tell(new)
         if self._on_step is not None:
             self._on_step(plan, tokens)
 
@@ -176,7 +182,7 @@ class Front:
         if record.reason in (FinishReason.STOP, FinishReason.LENGTH):
             answer.tokens.extend(withheld[: record.num_output_tokens])
         answer.record, answer.error = record, error
-        self._end(answer)
+        answer.close(self.clock())
 
     def stuck(self, num_taken: int) -> None:
         if self._on_stuck is not None and num_taken == self.replica.num_sent:
@@ -188,12 +194,8 @@ class Front:
         self._over.set()
         for answer in self._answers.values():
             answer.error = error or RuntimeError("the engine stopped before it could run")
-            self._end(answer)
+            answer.close(self.clock())
         self._answers.clear()
-
-    def _end(self, answer: Answer) -> None:
-        answer.finish_time = self.clock()
-        answer.tell()
 
 
 class Posted:

@@ -46,7 +46,9 @@ def load_gguf(file: GgufFile, device: torch.device | str, dtype: torch.dtype) ->
     """Raises ValueError, one line, for a model of another kind, and for tensors that are missing or do not belong."""
     config = gguf_config(file)
     names = {stored_name(name): shape for name, shape in expected_shapes(config).items()}
-    found = {name: stored.shape for name, stored in file.tensors.items() if name != _FREQUENCY_FACTORS}
+    if config.rope.factors:
+        names[_FREQUENCY_FACTORS] = (config.head_dim // 2,)
+    found = {name: stored.shape for name, stored in file.tensors.items()}
     check_shapes(str(file.path), names, found)
 
     def read(name: str) -> Tensor:
@@ -114,4 +116,4 @@ def _num_rows(file: GgufFile, name: str) -> int:
 
 
 def _factors(file: GgufFile) -> tuple[float, ...]:
-    return tuple(file.read(_FREQUENCY_FACTORS).tolist()) if _FREQUENCY_FACTORS in file.tensors else ()
+    return tuple(file.read(_FREQUENCY_FACTORS).flatten().tolist()) if _FREQUENCY_FACTORS in file.tensors else ()

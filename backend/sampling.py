@@ -59,7 +59,9 @@ def sample(logits: Tensor, is_finite: Tensor, draws: Sequence[Draw | None]) -> l
 
     Raises FloatingPointError if the step that gave the logits holds values that are no numbers.
     """
-    *tokens, finite = torch.cat((logits.argmax(dim=-1), is_finite.long().view(1))).tolist()
+    highest, likeliest = logits.max(dim=-1)  # NaN counts as the highest
+    is_finite = is_finite & torch.isfinite(highest).all()
+    *tokens, finite = torch.cat((likeliest, is_finite.long().view(1))).tolist()
     if not finite:
         raise FloatingPointError("the model's values are not finite: the step is void")
     for row, draw in enumerate(draws):

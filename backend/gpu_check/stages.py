@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ from backend.gpu_check.speed import Ceilings
 from backend.gpu_check.verdicts import judge
 
 Row = TypeVar("Row")
+KERNELS = Path(__file__).parents[1] / "kernels"
 Stage = Callable[[Bench], Iterable[Any]]
 QUICK = ("device", "ceilings", "correctness", "decode", "prefill", "kv write", "mixed", "ceilings at the end")
 
@@ -39,6 +41,7 @@ class Device:
     cuda: str
     numpy: str
     python: str
+    kernels: str  # hash of their sources and configurations
     timings_count: bool
 
 
@@ -69,12 +72,19 @@ def write(path: Path, content: Any) -> None:
 
 def device_of(bench: Bench) -> Iterator[Device]:
     versions = (torch.__version__, triton.__version__, str(torch.version.cuda), numpy.__version__)
+    software = (*versions, platform.python_version(), kernels_hash())
     if bench.tiny:
-        yield Device("CPU, interpreted", 0, 0, 0, *versions, platform.python_version(), timings_count=False)
+        yield Device("CPU, interpreted", 0, 0, 0, *software, timings_count=False)
         return
     properties = torch.cuda.get_device_properties(bench.device)
     sizes = properties.multi_processor_count, properties.L2_cache_size, properties.total_memory
-    yield Device(properties.name, *sizes, *versions, platform.python_version(), timings_count=True)
+    yield Device(properties.name, *sizes, *software, timings_count=True)
+
+
+def kernels_hash() -> str:
+    """A measurement is of these kernels, and no others."""
+    files = sorted(path for path in KERNELS.iterdir() if path.suffix in (".py", ".json"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def ceilings(bench: Bench) -> Iterator[Ceilings]:

@@ -18,7 +18,7 @@ from backend.kernels.configs import Config, config_for, key_of
 from backend.kernels.shape import AttentionShape
 
 MIN_PART_TOKENS = 1024  # parts are added up by a second launch: not worth it for less
-INTERPRETED_SMS = 4  # without a GPU
+INTERPRETED_SMS = 8  # without a GPU
 INTERPRETED_L2_BYTES = 2**20
 
 

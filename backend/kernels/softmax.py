@@ -54,11 +54,11 @@ def operand(queries, pool):
 def attend(q, k, v, top, total, acc, scale, allowed,
            MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile more: (top, total, acc). q [rows, head_dim]; k, v [tile, head_dim]; allowed [rows or 1, tile]."""
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
     if MASKED:
         scores = tl.where(allowed, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_top[:, None])
+    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new_top[:, None])  # one fused instruction, and the exponential
     shrink = tl.exp2(top - new_top)
     total = total * shrink + tl.sum(weights, 1)
     acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)

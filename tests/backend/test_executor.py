@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -23,6 +25,7 @@ from policies.prompt import ContentPrompt, LengthPrompt, TokenPrompt
 from policies.types import Context, FinishReason, Request, Sampling
 from tests.backend.lone import lone_logits
 from tests.backend.serving import Server
+from tests.conftest import REPOSITORY
 
 TINY: dict[str, Any] = {
     "num_blocks": 64,
@@ -326,3 +329,27 @@ def test_products_by_packed_weights_are_products() -> None:
         for each in (bias, None):
             expected = rows.double() @ weight.double().T + (0.0 if each is None else each.double())
             torch.testing.assert_close(product(rows, weight, each).double(), expected, atol=1e-4, rtol=0.0)
+
+
+def test_the_executor_needs_torch_numpy_and_the_standard_library_alone() -> None:
+    """What a bare GPU machine has: neither file formats nor the simulator's libraries can be imported."""
+    code = (
+        "import sys\n"
+        "missing = ('gguf', 'tokenizers', 'safetensors', 'transformers', 'simpy', 'typer', 'rich', 'scipy')\n"
+        "sys.modules.update(dict.fromkeys(missing))\n"  # None: an import of it fails
+        "from backend.executor import TorchExecutor\n"
+        "from backend.load import load_model\n"
+        "from policies.catalogue import build\n"
+        "from policies.config import EngineConfig\n"
+        "from policies.prompt import LengthPrompt\n"
+        "from policies.types import Request\n"
+        "config = EngineConfig(num_blocks=8, max_model_len=64)\n"
+        "engine, executor = build(config), TorchExecutor(load_model('tiny').decoder, config)\n"
+        "request = Request('a', 0.0, LengthPrompt(5), 3)\n"
+        "executor.add(request, length=3); engine.add(request, 0.0)\n"
+        "while (plan := engine.schedule(0.0)):\n"
+        "    engine.update(plan, executor.execute(plan), 0.0)\n"
+        "print(engine.drain_records()[0].num_output_tokens)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "3"

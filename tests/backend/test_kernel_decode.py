@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backend.kernels.configs import Config
@@ -58,13 +58,13 @@ def test_ragged_batches_agree_with_float64(group: int, head_dim: int, block_size
 @pytest.mark.parametrize("dtype", [FULL, HALF])
 @pytest.mark.parametrize("one_launch", [True, False])
 def test_one_of_8k_beside_31_short_ones(dtype: torch.dtype, one_launch: bool) -> None:
-    """The long one is read by nearly all programs, its parts added up; the short ones lie between."""
-    shape = layer(3, 1, 64, 16, dtype)
+    """The long one is read by nearly all programs, its parts added up four at a time; the short ones lie between."""
+    shape = layer(8, 1, 128, 16, dtype)
     lengths = [1 + (7 * seq) % 48 for seq in range(31)]
     lengths.insert(17, 8192)
-    work = allocate_work(32, shape, DEVICE, replace(WIDE, tile=256), num_programs=8)
+    work = allocate_work(32, shape, DEVICE, WIDE, num_programs=8)
     assert decode(paged_kv(lengths, shape), shape, work, one_launch) < TOLERANCE[dtype]
-    assert len({program for program, (segment, _, _) in walks(work, lengths) if segment == 17}) >= 4
+    assert len({program for program, (segment, _, _) in walks(work, lengths) if segment == 17}) > 4
 
 
 def test_fp8_values_are_widened_by_their_scales() -> None:
@@ -141,13 +141,14 @@ def walks(work: DecodeWork, lengths: list[int]) -> list[Walk]:
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 100), st.integers(0, 20_000)), min_size=1, max_size=12),
     num_kv_heads=st.sampled_from([1, 3, 8]),
     num_programs=st.integers(1, 12),
     tile=st.sampled_from([16, 64, 256]),
 )
+@example(lengths=[20_000], num_kv_heads=1, num_programs=100, tile=16)  # even shares would make too many parts
 def test_shares_cover_every_tile_once_and_are_even(
     lengths: list[int], num_kv_heads: int, num_programs: int, tile: int
 ) -> None:

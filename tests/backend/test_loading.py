@@ -246,6 +246,7 @@ def without(name: str) -> dict[str, Tensor]:
         (without("token_embd.weight"), "llama", "tensor 'token_embd.weight' is missing"),
         (without("blk.1.ffn_up.weight"), "llama", "tensor 'blk.1.ffn_up.weight' is missing"),
         (stored(drawn()) | {"blk.0.ffn_up.weight": torch.ones(63, 32)}, "llama", "has shape [63, 32]"),
+        (stored(drawn()) | {"rope_freqs.weight": torch.ones(3)}, "llama", "'rope_freqs.weight' has shape [3]"),
         (stored(drawn()) | {"blk.2.ffn_up.weight": torch.ones(64, 32)}, "llama", "is not one of the model's"),
     ],
 )
@@ -317,10 +318,13 @@ def test_a_first_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
     assert found is not None and found.encode("aab") == (0, 1, 3)
 
 
+TEMPLATE = "{{ messages[0].content }}!"
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("chat_template.jinja", "{{ messages[0].content }}!"), ("tokenizer_config.json", '{"chat_template": "{{ messages[0].content }}!"}')],
-)  # fmt: skip
+    [("chat_template.jinja", TEMPLATE), ("tokenizer_config.json", json.dumps({"chat_template": TEMPLATE}))],
+)
 def test_a_folder_has_its_tokenizer_and_template(tmp_path: Path, name: str, content: str) -> None:
     engine = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
     engine.save(str(save(tmp_path, drawn()) / "tokenizer.json"))

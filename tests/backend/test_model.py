@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from backend.config import Rope, RopeScaling
 from backend.load import load_model
+from backend.rope import inverse_frequencies
 from tests.backend.lone import lone_logits
 
 transformers = pytest.importorskip("transformers")
@@ -67,3 +69,12 @@ def test_logits_of_a_prompt_and_64_decoded_tokens_equal_transformers(
     assert ours.shape == (37 + 64, SIZES["vocab_size"])
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0.0)
     assert theirs.std() > 0.5, "the logits are too flat to tell anything"
+
+
+def test_a_scaling_may_be_stated_by_what_it_does_to_each_pair() -> None:
+    """GGUF files hold such factors where config.json holds Llama 3's four numbers."""
+    scaled = inverse_frequencies(Rope(500_000.0, scaling=RopeScaling(8.0, 1.0, 4.0, 8192)), 128)
+    factors = inverse_frequencies(Rope(500_000.0), 128) / scaled
+    assert factors[0] == 1.0 and factors[-1] == 8.0
+    stated = inverse_frequencies(Rope(500_000.0, factors=tuple(factors.tolist())), 128)
+    torch.testing.assert_close(stated, scaled, atol=0.0, rtol=1e-6)

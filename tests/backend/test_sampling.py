@@ -66,6 +66,9 @@ def test_no_temperature_and_a_very_low_one_take_the_likeliest() -> None:
 def test_logits_that_are_no_numbers_void_the_step() -> None:
     with pytest.raises(FloatingPointError, match="not finite"):
         sample(LOGITS[None], torch.tensor(False), [None])
+    for wrong in (torch.nan, torch.inf):
+        with pytest.raises(FloatingPointError, match="not finite"):
+            sample(torch.stack((LOGITS, LOGITS + wrong)), FINITE, [None, None])
 
 
 @settings(max_examples=200, deadline=None)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from backend.load import load_model
+from backend.sequences import known_answer, prompt_tokens
 from backend.start import Body
 from liverun import play
 from policies.catalogue import MENU, build
@@ -198,3 +199,26 @@ def test_runs_that_decide_alike_match_whole_and_others_in_part() -> None:
     whole, part = match(right, right), match(right, slow)
     assert whole.rate == 1.0 and whole.num_until_first == whole.num_live
     assert 0.0 < part.rate < 1.0 and part.num_until_first < part.num_live
+
+
+# -- what keys stand for ----------------------------------------------------------------------------------------------
+
+
+def test_where_the_core_sees_equal_keys_the_device_has_equal_tokens() -> None:
+    """Also across the turns of a session, which may call the tokens of a half filled content id by another name."""
+    random, tokens_of, num_shared = Random(7), dict[int, tuple[int, ...]](), 0
+    for owner in range(300):
+        size, block_size = random.choice(((4, 4), (8, 4), (4, 8)))
+        prompt, answer = (random.randint(1, 40) for _ in range(2))
+        first, later = (
+            ContentPrompt(num, tuple(random.choice((1, 1, 1, 2)) for _ in range(-(-num // size))), size)
+            for num in (prompt, prompt + answer)
+        )
+        turn = first.followed_by(later)
+        chain = turn.chain(block_size, {}, b"", owner)
+        said = [*prompt_tokens(turn, str(owner), 512), *known_answer(turn, 512)]
+        for index, key in enumerate(chain.keys):
+            known = tuple(said[: (index + 1) * block_size])
+            num_shared += key in tokens_of
+            assert len(known) == (index + 1) * block_size and tokens_of.setdefault(key, known) == known
+    assert num_shared > 300

@@ -53,7 +53,7 @@ class EventClock:
         self._other = torch.empty(size, dtype=torch.uint8, device=device)
 
     def time(self, call: Callable[[], object]) -> tuple[float, float]:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._other.zero_()
         torch.cuda.synchronize()
         wall = time.perf_counter()

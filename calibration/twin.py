@@ -13,21 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from backend.start import Body
 from calibration.journalled import timed_steps
-from liverun import play
 from policies.catalogue import build
 from policies.config import EngineConfig
-from policies.journal import Replayed, replay
+from policies.journal import Replayed, Write, replay
 from sim.cost import StepCost
 from sim.experiment.statistics import Interval, mean_interval
 from sim.frontend import FrontEndTimes
 from sim.match import Match, match
 from sim.metrics import Summary, summarise
-from sim.simulate import simulate
+from sim.simulate import Run, simulate
 from sim.workload.workload import Workload
 
-Tick = Callable[..., object]
+PlayLive = Callable[[Write], Run]  # the workload on a live body, once; its journal is written line by line
 
 # Relative margins: what a prediction may be off and still be called equal.
 GATES = {"e2e.mean": 0.10, "e2e.p99": 0.15, "tpot.mean": 0.05, "ttft.mean": 0.08}
@@ -60,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One repeat. `steal`: wall time of its steps over what the device's thread was busy, less 1."""
+    """One repeat, and the machine's load at its end."""
 
     summary: Summary
     journal: Sequence[str]
@@ -94,20 +92,20 @@ class Twin:
 
 
 def compare(
-    body: Body,
+    play_live: PlayLive,
+    config: EngineConfig,
     workload: Workload,
     cost: StepCost,
     *,
     num_repeats: int = 5,
     front_end: FrontEndTimes | None = None,
     margins: Mapping[str, float] = GATES,
-    tick: Tick | None = None,
 ) -> Twin:
     """Raises ValueError for fewer than 2 repeats: one tells nothing of chance."""
     if num_repeats < 2:
         raise ValueError(f"{num_repeats} live repeats tell nothing of chance: ask for 2 or more, better 5")
-    repeats = [_live(body, workload, tick) for _ in range(num_repeats)]
-    simulated, lines = _simulated(body.config, workload, cost, front_end)
+    repeats = [_live(play_live) for _ in range(num_repeats)]
+    simulated, lines = _simulated(config, workload, cost, front_end)
     prices, times = _priced([live.journal for live in repeats], cost)
     return Twin(
         differences=[_difference(name, repeats, simulated, margins.get(name)) for name in MEASURES],
@@ -119,9 +117,9 @@ def compare(
     )
 
 
-def _live(body: Body, workload: Workload, tick: Tick | None) -> Live:
+def _live(play_live: PlayLive) -> Live:
     journal: list[str] = []
-    run, _ = play(body, workload, journal.append, on_record=tick)
+    run = play_live(journal.append)
     return Live(summarise(run), journal, replay(journal, build), os.getloadavg()[0])
 
 

@@ -129,6 +129,10 @@ class EngineCore:
         self._states: dict[str, RequestState] = {}
         self._totals: dict[str, TotalsBy] = {}
         self._partitions = policies.isolation if isinstance(policies.isolation, Partitions) else None
+        if (self._partitions is None) is not (self.kv.parts is None):
+            raise ValueError(
+                f"isolation {config.isolation!r} needs an eviction policy for each part: let build make both"
+            )
         self._sheds = policies.admission if isinstance(policies.admission, Sheds) else None
         self._releases = policies.admission if isinstance(policies.admission, Releases) else None
         self._hear_of_ends = [policy for policy in policies.all() if isinstance(policy, HearsOfEnds)]

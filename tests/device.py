@@ -43,7 +43,7 @@ def output_token(position: int) -> int:
 
 
 class Text:
-    """The tokens of one request, by name. `serial` is what is its own; `scopes` with whom it may share from where on."""
+    """The tokens of one request, by name. `serial` is what is its own; `scopes` says with whom it shares from where."""
 
     def __init__(self, names: Names, request: Request, serial: int, scopes: Mapping[int, object]) -> None:
         self._names = names

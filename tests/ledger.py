@@ -13,7 +13,7 @@ from typing import NamedTuple
 from policies.catalogue import make
 from policies.config import EngineConfig
 from policies.engine import EngineCore
-from policies.prompt import TokenPrompt
+from policies.prompt import ContentPrompt, TokenPrompt
 from policies.types import (
     Chunk,
     FinishReason,
@@ -118,12 +118,15 @@ class Ledger:
         return outcome
 
     def _scopes(self, request: Request) -> dict[int, object]:
-        """First token -> with whom it shares from there on; the whole block of that token is private."""
+        """First token -> with whom it shares from there on; all of its block, and of its content id, is private."""
         namespaces, scopes = self.isolation.namespaces(request.context), dict[int, object]()
+        prompt, unit = request.prompt, self.config.block_size
+        if isinstance(prompt, ContentPrompt):
+            unit = max(unit, prompt.content_size)
         if namespaces is None:
             return {0: self.num_added}
         for start_token, fields in namespaces:
-            at = start_token - start_token % self.config.block_size
+            at = start_token - start_token % unit
             scopes[at] = (scopes.get(at), fields)
         return scopes
 

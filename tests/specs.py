@@ -54,6 +54,22 @@ EXAMPLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "stall_free": ("stall_free,chunk_size=1", "stall_free,chunk_size=3", "stall_free,chunk_size=8"),
         "static": ("static", "static,group_size=2,max_wait=0", "static,group_size=3,max_wait=2"),
     },
+    "eviction": {
+        "slru": ("slru", "slru,segments=2"),
+        "s3fifo": ("s3fifo", "s3fifo,small=0.4,ghost=2,threshold=1"),
+        "gdsf": ("gdsf", "gdsf,ns_per_token=1,ns_per_context_token=9"),
+        "queue_informed": ("queue_informed", "queue_informed,lookahead=1"),
+        "ttl": ("ttl,seconds=2", "ttl"),
+        "class_quota": (
+            "class_quota,shares=x:0.3/y:0.3",
+            "class_quota,shares=x:0.2,mode=hard",
+            "class_quota,shares=x:0.5/y:0.1,mode=protect",
+        ),
+    },
+    "isolation": {
+        "hierarchical": ("hierarchical,barrier=4,first=global", "hierarchical,barrier=3"),
+        "partition": ("partition", "partition,parts=3"),
+    },
 }
 
 

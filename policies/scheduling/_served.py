@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policies.types import RequestState, Status
@@ -36,9 +35,9 @@ class Served:
     def admit(self, state: RequestState) -> None:
         self._charged.setdefault(state, 0)
 
-    def collect(self) -> Iterator[tuple[RequestState, int]]:
-        """Who owes how much more; those who have left are asked for the last time."""
-        left = list[RequestState]()
+    def collect(self) -> dict[str, int]:
+        """Client -> what it owes beyond the last time; those who have left are asked for the last time."""
+        owed, left = dict[str, int](), list[RequestState]()
         charged, input_price, output_price = self._charged, self._tariff.input_price, self._tariff.output_price
         for state, paid in charged.items():
             reached, prompt = state.num_computed_tokens, state.num_prompt_tokens
@@ -52,11 +51,13 @@ class Served:
                 due += self._corrections(state)
             if due != paid:
                 charged[state] = due
-                yield state, due - paid
+                client = state.request.client_id
+                owed[client] = owed.get(client, 0) + due - paid
             if state.status is Status.FINISHED:
                 left.append(state)
         for state in left:
             del charged[state]
+        return owed
 
     def _corrections(self, state: RequestState) -> int:
         tariff, tokens = self._tariff, 0

@@ -87,8 +87,7 @@ class DeficitLongestPrefixMatch:
             yield from self._passes(band, credit)
 
     def _settle(self) -> None:
-        for state, due in self._served.collect():
-            client = state.request.client_id
+        for client, due in self._served.collect().items():
             if client in self._last_seen:
                 self._credit[client] = self._credit.get(client, self._quantum) - due
 

@@ -73,8 +73,8 @@ class DeficitRoundRobin:
             yield from self._turns(self._ring(band, lines, credit), lines, credit)
 
     def _settle(self) -> None:
-        for state, due in self._served.collect():
-            self._credit[state.request.client_id] -= due
+        for client, due in self._served.collect().items():
+            self._credit[client] -= due
 
     def _turns(self, ring: list[str], lines: Lines, credit: dict[str, int]) -> Iterator[RequestState]:
         rests = {client: iter(lines[client]) for client in ring}

@@ -83,10 +83,8 @@ class VirtualTokenCounter:
             yield from self._by_counter(lines, ahead)
 
     def _settle(self) -> None:
-        counters, shares = self._counters, self._shares
-        for state, due in self._served.collect():
-            client = state.request.client_id
-            counters[client] += due * shares.per_token(client)
+        for client, due in self._served.collect().items():
+            self._counters[client] += due * self._shares.per_token(client)
 
     def _by_counter(self, lines: Lines, ahead: dict[str, int]) -> Iterator[RequestState]:
         """The head of the client with the least counter; of equal ones, whose head came first."""

@@ -115,7 +115,9 @@ CLASSES = ("chat", "batch", "other")
 
 def flood(engine: EngineCore, random: Random, num: int, now: float) -> None:
     for number in range(num):
-        made = request(f"{now}-{number}", random.randint(1, 12), random.randint(1, 8), class_name=random.choice(CLASSES))
+        made = request(
+            f"{now}-{number}", random.randint(1, 12), random.randint(1, 8), class_name=random.choice(CLASSES)
+        )
         engine.add(made, now)
 
 
@@ -190,8 +192,8 @@ def test_a_running_owner_takes_its_block_from_a_borrower_and_not_from_its_own() 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), reserve=st.integers(3, 10))
 def test_an_owner_within_its_reserve_never_waits_for_borrowed_blocks(seed: int, reserve: int) -> None:
-    """The first of chat that waits would go beyond chat's reserve, or waits for the next step: whoever came in with this
-    one is not thrown out at once, and nobody comes in while memory is short for the running."""
+    """The first of chat that waits would go beyond chat's reserve, or waits for the next step: whoever came in with
+    this one is not thrown out at once, and nobody comes in while memory is short for the running."""
     random, engine = Random(seed), tiny_engine(
         admission=f"class_budgets,reserve_blocks=chat:{reserve}", num_blocks=12, max_num_seqs=12,
         max_num_batched_tokens=100, enable_prefix_caching=False,
@@ -253,6 +255,16 @@ def test_who_finds_too_little_waits_for_exactly_as_long_as_it_takes() -> None:
         names = [] if plan is None else [entry.request_id for entry in plan.admitted]
         assert names == (["b"] if now == 5 else []), now
         plan = plan or engine.schedule(now=float(now))
+
+
+def test_nobody_wakes_for_one_who_has_gone() -> None:
+    engine = tiny_engine(admission="token_buckets,rate=2,burst=5")
+    for name in "ab":
+        engine.add(request(name, prompt=4, max_tokens=6, client_id="ann"), now=0.0)
+    step(engine, now=0.0)
+    assert engine.next_wakeup(1.0) == 5.0
+    engine.abort("b", now=1.0)
+    assert engine.next_wakeup(1.0) is None
 
 
 def test_a_bucket_does_not_run_over_however_long_nobody_draws_from_it() -> None:
@@ -363,7 +375,7 @@ WRONG = {
     "bounded_queue,max_waiting=-1": "max_waiting (-1) must be 0 (any number) or more",
     "bounded_queue,retry_after=inf": "retry_after (inf) must be a finite number of seconds, 0 or more",
     "class_budgets,max_running=batch": "max_running entry 'batch' must read name:number, as in interactive:40/batch:20",
-    "class_budgets,max_running=batch:0": "max_running of class 'batch' (0) must be at least 1: nobody of it could ever run",
+    "class_budgets,max_running=x:0": "max_running of class 'x' (0) must be at least 1: nobody of it could ever run",
     "class_budgets,max_blocks=a:1/a:2": "max_blocks names 'a' twice: say it once",
     "class_budgets,retry_after=-1": "retry_after (-1.0) must be a finite number of seconds, 0 or more",
     "token_buckets,rate=0": "rate (0.0) must be a finite number above 0",

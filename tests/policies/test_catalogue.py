@@ -57,9 +57,14 @@ WRONG = {
     "almost": (
         "batching",
         "chunk",
-        "unknown batching policy 'chunk'; known: chunked, prefill_first, stall_free, static. Did you mean 'chunked'?",
+        "unknown batching policy 'chunk'; known: chunked, decode_first, prefill_first, stall_free, static, "
+        "tpot_budget. Did you mean 'chunked'?",
     ),
-    "empty": ("batching", "", "unknown batching policy ''; known: chunked, prefill_first, stall_free, static"),
+    "empty": (
+        "batching",
+        "",
+        "unknown batching policy ''; known: chunked, decode_first, prefill_first, stall_free, static, tpot_budget",
+    ),
     "unknown knob": (
         "batching",
         "static,groupsize=2",

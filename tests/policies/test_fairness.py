@@ -54,36 +54,30 @@ def test_all_that_is_computed_is_charged_once_and_nothing_else(
     choose = chooser("served", seed)
     life = Life(choose, draw_settings(choose, num_blocks=12))
     life.repeats = bool(seed % 2)
-    served, paid = Served(Tariff(1, 100, charge_cached, charge_recompute)), dict[str, int]()
-    discard, bearers = life.ledger.engine.scheduling.discard, dict[str, Any]()
+    served, paid = Served(Tariff(1, 100, charge_cached, charge_recompute)), Counter[str]()
+    discard, bearers = life.ledger.engine.scheduling.discard, dict[RequestState, Any]()
 
     def noted(state: RequestState) -> None:
         discard(state)
         served.admit(state)
-        key = str(state.sequence)
-        bearers[key] = life.ledger.live[state.request_id]
+        bearers[state] = life.ledger.live[state.request_id]
 
     life.ledger.engine.scheduling.discard = noted  # type: ignore[method-assign]
-
-    def collect() -> None:
-        for state, due in served.collect():
-            assert due > 0 or charge_recompute or not charge_cached
-            paid[str(state.sequence)] = paid.get(str(state.sequence), 0) + due
-
     for turn in range(80):
         life.run(1)
         if turn % 3 == 0:
-            collect()
+            paid.update(served.collect())
     life.end()
-    collect()
-    assert bearers and paid
-    for key, bearer in bearers.items():
-        prompt, reached = bearer.state.num_prompt_tokens, bearer.farthest
-        expected = min(reached, prompt) + 100 * max(0, reached - prompt + 1)
-        expected -= 0 if charge_cached else bearer.cached + bearer.spared
-        expected += bearer.recomputed if charge_recompute else 0
-        assert paid.get(key, 0) == expected
-    assert not list(served.collect()) and not served._charged, "whoever has left is forgotten"
+    paid.update(served.collect())
+    assert bearers and +paid
+    expected = Counter[str]()
+    for state, bearer in bearers.items():
+        prompt, reached, client = state.num_prompt_tokens, bearer.farthest, state.request.client_id
+        expected[client] += min(reached, prompt) + 100 * max(0, reached - prompt + 1)
+        expected[client] -= 0 if charge_cached else bearer.cached + bearer.spared
+        expected[client] += bearer.recomputed if charge_recompute else 0
+    assert paid == expected
+    assert not served.collect() and not served._charged, "whoever has left is forgotten"
 
 
 def test_a_chunk_is_paid_for_when_it_is_computed() -> None:
@@ -93,7 +87,7 @@ def test_a_chunk_is_paid_for_when_it_is_computed() -> None:
     served.admit(state)
     for now in range(4):
         plan = engine.schedule(float(now))
-        told.append(sum(due for _, due in served.collect()))
+        told.append(sum(served.collect().values()))
         if plan:
             finish(engine, plan, now + 1.0)
     assert told == [5, 3 + 2, 2, 2], "the step that ends the prompt yields the first of its three tokens"
@@ -111,7 +105,7 @@ def test_what_somebody_else_computed_in_the_meantime_is_not_charged() -> None:
     for now in range(1, 4):
         step(engine, float(now))
     assert not engine.has_work and state.num_spared_tokens == 4
-    assert [due for _, due in served.collect()] == [8]
+    assert served.collect() == {"": 8}
 
 
 # -- vtc --------------------------------------------------------------------------------------------------------------
@@ -523,4 +517,4 @@ def test_wfq_keeps_classes_within_the_largest_request_of_each(seed: int) -> None
             apart.append(total["x"] / 3 - total["y"])
         now += 1.0
     largest = INPUT * 20 + OUTPUT * 12
-    assert len(apart) > 100 and max(apart) - min(apart) <= largest / 3 + largest
+    assert len(apart) > 60 and max(apart) - min(apart) <= largest / 3 + largest

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.catalogue import EVICTION, ISOLATION, build, make
-from policies.engine import EngineCore
+from policies.config import MENUS
+from policies.engine import EngineCore, Policies
 from policies.interfaces import IsolationPolicy
 from policies.journal import replay
 from policies.prompt import TokenPrompt, digest
 from policies.types import Context
 from tests.caches import PATHS, numbered
 from tests.ledger import Ledger
-from tests.worlds import finish, request, run_to_end, shown, state_of, step, tiny_engine
+from tests.worlds import finish, request, run_to_end, shown, state_of, step, tiny_config, tiny_engine
 
 PROMPT = range(17)  # four blocks of 4, and a token that is always computed
 
@@ -337,3 +338,10 @@ def test_the_laws_hold_in_parts_whatever_happens(allocation: str) -> None:
         num_preempted += ledger.engine.num_preemptions
         ledger.drive_to_end(now)
     assert num_preempted > 0 or allocation == "paged_reserve_output", "no pressure, no proof"
+
+
+def test_a_partition_without_an_eviction_policy_a_part_is_refused() -> None:
+    config = tiny_config(isolation="partition")
+    chosen = {menu: make(menu, getattr(config, menu)) for menu in MENUS}
+    with pytest.raises(ValueError, match="isolation 'partition' needs an eviction policy for each part"):
+        EngineCore(config, Policies(**chosen))

@@ -1,4 +1,4 @@
-"""What memory is promised, and who yields: worked examples, brute force, and no two requests that take turns for ever."""
+"""What memory is promised, and who yields: worked examples, brute force, and no two that take turns for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from policies.step import Step
 from policies.types import RequestState
 from tests.worlds import finish, request, run_to_end, shown, state_of, step, tiny_config, tiny_engine
 
-ONE_TOKEN_BLOCKS: dict[str, Any] = {"block_size": 1, "max_num_batched_tokens": 200, "max_num_seqs": 16, "max_model_len": 200}  # fmt: skip
+ONE_TOKEN_BLOCKS: dict[str, Any] = {
+    "block_size": 1,
+    "max_num_batched_tokens": 200,
+    "max_num_seqs": 16,
+    "max_model_len": 200,
+}
 
 
 # -- past-future ------------------------------------------------------------------------------------------------------
@@ -142,10 +147,11 @@ def some_running() -> tuple[EngineCore, list[RequestState]]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "victim"), [("least_computed", "d"), ("most_blocks", "c"), ("fewest_shared", "c"), ("fewest_outputs", "c")]
+    ("policy", "victim"),
+    [("least_computed", "d"), ("most_blocks", "c"), ("fewest_shared", "c"), ("fewest_outputs", "c")],
 )
 def test_who_yields_and_never_the_eldest(policy: str, victim: str) -> None:
-    engine, running = some_running()
+    _, running = some_running()
     chooser = make("preemption", policy)
     assert chooser.choose_victim(running, running[0], 9.0).request_id == victim
     for state in running[1:]:
@@ -208,7 +214,7 @@ def test_equal_ranks_never_take_each_others_place() -> None:
 
 
 def test_nobody_yields_in_vain() -> None:
-    """8 blocks: `mid` holds 4 and `high` 3. The urgent one needs 6: without `mid` 5 are free, and `high` is no victim."""
+    """8 blocks: `mid` holds 4, `high` 3. The urgent one needs 6: without `mid` 5 are free, and `high` is no victim."""
     engine = tiny_engine(**RANKS)
     engine.add(request("mid", prompt=13, priority=5), now=0.0)
     engine.add(request("high", prompt=9, priority=0), now=0.0)

@@ -62,9 +62,9 @@ def test_s05_the_log_alone_tells_who_holds_which_block_until_he_has_ended_or_lef
     for name, prompt, tokens in (("a", range(8), 3), ("b", range(20, 32), 9), ("c", range(8), 2), ("d", 9, 9)):
         engine.add(request(name, prompt, max_tokens=tokens), now=0.0)
     held: dict[str, list[int]] = {}
-    for now in range(12):
-        if now == 6:
-            engine.abort("d", 6.0)
+    for now in range(16):
+        if now == 4:
+            assert "b" in held and engine.abort("b", 4.0)
         plan = engine.schedule(float(now))
         if plan is not None:
             finish(engine, plan, float(now))
@@ -117,7 +117,7 @@ def test_s09_one_changed_token_spoils_its_block_and_all_after_it_and_none_before
         assert engine.drain_records()[1].num_cached_tokens == position // 4 * 4
 
 
-# Falls if a key leaves out its parent, or its last token.
+# Falls if a key leaves out its last token. (Keys without their parents are caught by contents, and by test_prompt.py.)
 
 
 def test_s39_what_a_cancelled_request_held_is_free_and_what_it_wrote_can_be_found() -> None:
@@ -289,7 +289,7 @@ def test_s31_an_attack_on_memory_stops_at_the_parts_of_a_partition(attack: list[
             assert worst > 1 or lost > 0
 
 
-# Falls if a part may take plain blocks beyond its quota, if eviction or preemption looks beyond its own part, or if a
+# Falls if eviction or preemption looks beyond its own part (blocks beyond a quota: see test_isolation.py), or if a
 # step in which another part preempted lets nobody in.
 
 # -- where it is ------------------------------------------------------------------------------------------------------

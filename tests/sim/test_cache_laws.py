@@ -6,7 +6,8 @@ What was published of two traces is met to the last bit.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+import math
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -77,6 +78,51 @@ def test_a_larger_cache_holds_what_a_smaller_one_holds(paths: list[tuple[int, ..
     for (few, small), (many, large) in pairwise(runs):
         assert cached_keys(small) <= cached_keys(large)
         assert all(less <= more for less, more in zip(few, many, strict=True))
+
+
+def characteristic_time(rates: Sequence[float], capacity: int) -> float:
+    """Che's: the time in which, on average, as many keys are asked for as there is room for."""
+    low, high = 0.0, 1e9
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(1 - math.exp(-rate * middle) for rate in rates) > capacity else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize(("eviction", "agrees"), [("lru", True), ("fifo", False)])
+def test_keys_asked_for_at_random_are_found_as_che_says(eviction: str, agrees: bool) -> None:
+    """T33: one block a prompt, drawn by Zipf's law; h_i = 1 - exp(-rate_i * T). The ten most popular, each within four
+    standard errors and half a percent, and all together; a cache that is not LRU is found out."""
+    random, num_keys, capacity, num = Random(33), 100, 25, 6_000
+    rates = [1 / rank for rank in range(1, num_keys + 1)]
+    rates = [rate / sum(rates) for rate in rates]
+    keys = random.choices(range(num_keys), rates, k=num)
+    prompts = [ContentPrompt(3, (key, -1 - index), 2) for index, key in enumerate(keys)]
+    found = cached_tokens(cache_of(capacity + 1, block_size=2, eviction=eviction), prompts)
+    time = characteristic_time(rates, capacity)
+    expected = [1 - math.exp(-rate * time) for rate in rates]
+    hits, asked = Counter[int](), Counter(keys[1000:])
+    for key, tokens in zip(keys[1000:], found[1000:], strict=True):
+        hits[key] += tokens > 0
+    close = []
+    for key in range(10):
+        error = 4 * math.sqrt(expected[key] * (1 - expected[key]) / asked[key]) + 0.005
+        close.append(abs(hits[key] / asked[key] - expected[key]) < error)
+    overall = sum(rate * hit for rate, hit in zip(rates, expected, strict=True))
+    close.append(abs(hits.total() / asked.total() - overall) < 4 * math.sqrt(0.25 / asked.total()) + 0.005)
+    assert all(close) is agrees
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), min_size=1, max_size=12))
+def test_larger_blocks_never_find_more(prompts: list[list[int]]) -> None:
+    """T52: sizes that divide each other, and room for all."""
+    found = [
+        cached_tokens(cache_of(600, size), [ContentPrompt(len(each), tuple(each), 1) for each in prompts])
+        for size in (1, 2, 4, 8, 16)
+    ]
+    for small, large in pairwise(found):
+        assert all(more >= less for more, less in zip(small, large, strict=True))
 
 
 # -- other evictions --------------------------------------------------------------------------------------------------

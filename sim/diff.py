@@ -15,6 +15,7 @@ DERIVED = (
     "engine.threat_decision",
     "profile.band",
     "profile.efficiency_source",
+    "profile.parts.",
     "vllm_flags",
 )
 OF_THE_BODY = ("profile.", "front_end", "versions.")  # what a simulator assumes, and what a live body is

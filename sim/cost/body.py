@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sim.cost.datasheet import DatasheetCost
+from sim.cost.draws import DATASHEET, Draw
 from sim.cost.profile import content_hash, refuse_constant
 from sim.cost.surface import Line, Surface
 from sim.cost.work import StepWork
@@ -137,6 +138,10 @@ class BodyCost:
     @property
     def host_time_per_request(self) -> float:
         return (self.costs.loop.at(33.0) - self.costs.loop.at(1.0)) / 32.0
+
+    def drawn(self, draw: Draw) -> BodyCost:
+        """All times off by as much as whole steps were that were held out, or more, or less."""
+        return replace(self, scale=self.scale * math.exp(draw.score(DATASHEET) * math.log(self.band)))
 
     def host_time(self, work: StepWork) -> float:
         time = self.costs.loop.at(max(1, work.num_requests))

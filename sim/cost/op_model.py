@@ -7,9 +7,9 @@ extrapolated are the terms. For a model's shape all of it becomes a table that n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from sim.cost.kinds import Kind, octaves_beyond
 from sim.cost.surface import Line, Surface, monotone
@@ -23,6 +23,7 @@ class Grid:
 
     axes: Mapping[str, tuple[float, ...]]
     factors: tuple[float, ...]
+    _surface: Surface = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         num_nodes = math.prod(len(nodes) for nodes in self.axes.values())
@@ -30,12 +31,13 @@ class Grid:
             raise ValueError(f"{num_nodes} factors above 0 wanted for axes {list(self.axes)}, got {len(self.factors)}")
         if any(low >= high for nodes in self.axes.values() for low, high in pairwise(nodes)):
             raise ValueError(f"nodes of {list(self.axes)} must rise along each axis")
+        object.__setattr__(self, "_surface", Surface(tuple(self.axes.values()), self.factors))
 
     def factor(self, point: Mapping[str, float], decays: bool) -> float:
         """Beyond the nodes the nearest factor, which fades with every octave if it `decays`."""
         known = [point[name] for name in self.axes]
-        factor = Surface(tuple(self.axes.values()), self.factors).at(known)
-        if not decays:
+        factor = self._surface.at(known)
+        if not decays or factor == 1.0:
             return factor
         ends = [(nodes[0], nodes[-1]) for nodes in self.axes.values()]
         away = max(octaves_beyond(x, *end) for x, end in zip(known, ends, strict=True))
@@ -91,10 +93,12 @@ class OpModel:
 
     def fitted_time(self, *point: float) -> float:
         """Seconds before they are made to rise with every count: what a fit is judged by, point by point."""
-        time, named = self.terms_time(*point), dict(zip(self.names, point, strict=True))
-        for grid in self.grids:
-            time *= grid.factor(named, self.kind.decays)
+        time = self.terms_time(*point) * self._correction(point)
         return time * math.exp(self.score * self.spread_at(*point)) if self.score else time
+
+    def _correction(self, point: Sequence[float]) -> float:
+        named = dict(zip(self.names, point, strict=True))
+        return math.prod(grid.factor(named, self.kind.decays) for grid in self.grids)
 
     def outside(self, *point: float) -> float:
         """Octaves beyond the measured range, in the count or size that is farthest."""
@@ -121,8 +125,19 @@ class OpModel:
             for known, name in zip(nodes, self.kind.counts, strict=True):
                 known.update(grid.axes.get(name, ()))
         surface = Surface(tuple(tuple(sorted(known)) for known in nodes), ())
-        times = [self.fitted_time(*counts, *shape) for counts in surface.points()]
-        return ShapedOp(monotone(replace(surface, values=tuple(times))), self, shape)
+        times = tuple(self._fitted_times(surface.points(), shape))
+        return ShapedOp(monotone(replace(surface, values=times)), self, shape)
+
+    def _fitted_times(self, points: Sequence[tuple[float, ...]], shape: tuple[float, ...]) -> Iterator[float]:
+        """As fitted_time; points that differ in no corrected count share their correction."""
+        corrected = [any(name in grid.axes for grid in self.grids) for name in self.kind.counts]
+        known: dict[tuple[float, ...], float] = {}
+        for counts in points:
+            key = tuple(compress(counts, corrected))
+            if key not in known:
+                known[key] = self._correction((*counts, *shape))
+            time = self.terms_time(*counts, *shape) * known[key]
+            yield time * math.exp(self.score * self.spread_at(*counts, *shape)) if self.score else time
 
 
 @dataclass(frozen=True, slots=True)

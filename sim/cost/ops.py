@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -69,7 +70,7 @@ class MeasuredGemms:
             layers=reduce(_sum, (_line(model, matrix) for model, matrix in used)),
             head=_line(plain, Matrix(part.vocab_size, part.hidden_size, 1)),
             num_launches=sum(matrix.num_layers for _, matrix in used),
-            last_rows=stored.hull["m"][1],
+            last_rows=stored.hull.get("m", (1.0, math.inf))[1],
         )
 
 

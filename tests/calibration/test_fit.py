@@ -194,7 +194,7 @@ def test_another_unit_is_told_by_what_the_device_can_do() -> None:
     gemms = measured(GEMM, gemm_points(), launch=3e-6, flops=1.2e-15, weight_bytes=2.5e-13)
     for factor, message in (
         (1e3, "no row reaches 2 % of the device"),
-        (1 / 30, "of the rows beat the device's ceilings"),
+        (1 / 10, "of the rows beat the device's ceilings"),
     ):
         with pytest.raises(ValueError, match=message):
             screened(replace(gemms, times=gemms.times * factor), CEILINGS)

@@ -66,8 +66,9 @@ class Case:
 # server: one of 37 s before the overload, which is 260 requests at 7.5 a second, and one of 42 s after it, which is 240
 # at 6. The machine's mood moves over minutes, so theirs is taken half way between their neighbours'.
 CASES = {
-    "r7.5": Case(7.5, 260, mood=(0.953 * 0.985) ** 0.5),
-    "r6-another-seed": Case(6.0, 240, seed=None, mood=(0.985 * 1.005) ** 0.5),
+    "r7.5": Case(7.5, 260, mood=(0.955 * 0.973) ** 0.5),
+    "r6-another-seed": Case(6.0, 240, seed=None, mood=(0.973 * 1.006) ** 0.5),
+    "r6-seed2": Case(6.0, 240, seed=2, mood=(0.973 * 1.006) ** 0.5),
     "seqs8-r4": Case(4.0, 180, engine={"max_num_seqs": 8}),
     "seqs8-r6": Case(6.0, 240, engine={"max_num_seqs": 8}),
     "tokens128-r4": Case(4.0, 180, engine={"max_num_batched_tokens": 128}),

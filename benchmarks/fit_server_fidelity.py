@@ -1,6 +1,7 @@
 """How well a server's records predict what they were not fitted to: the tables of docs/fidelity.md.
 
 .venv/bin/python -m benchmarks.fit_server_fidelity ../shared/data/vllm-runs loads    # two loads predict the others
+    .venv/bin/python -m benchmarks.fit_server_fidelity ../shared/data/vllm-runs records  # the log left unread
 .venv/bin/python -m benchmarks.fit_server_fidelity ../shared/data/vllm-runs halves   # half of the requests, the rest
 .venv/bin/python -m benchmarks.fit_server_fidelity ../shared/data/vllm-runs gpus     # the same for two GPUs (minutes)
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from calibration.importers.llmservingsim import read_llmservingsim
 from calibration.importers.vllm_bench import read_vllm_bench
 from calibration.records import MeasuredRun
 from calibration.request_fit import Case
+from calibration.step_log import with_hits
 from sim.cost import DatasheetCost
 from sim.hardware import device
 from sim.models import model
@@ -41,7 +44,7 @@ def cpu_loads(folder: Path) -> dict[str, list[MeasuredRun]]:
 
 def errors(runs: Sequence[MeasuredRun], fit: ServerFit, chosen: Collection[str] | None = None) -> list[Figure]:
     """Of repeats, the mean of the recorded figures against the mean of the predicted ones."""
-    cases = [Case(run, fit.configs[0], chosen) for run in runs]
+    cases = [Case(with_hits(run, fit.configs[0]), fit.configs[0], chosen) for run in runs]
     found = [compare(case.recorded(), case.predicted(fit.cost, fit.front_end)) for case in cases]
     return [
         Figure(same[0].name, float(np.mean([f.recorded for f in same])), float(np.mean([f.predicted for f in same])))
@@ -66,9 +69,19 @@ def repeats(runs: Sequence[MeasuredRun]) -> list[Figure]:
     return spread
 
 
+def records(folder: Path) -> Iterator[str]:
+    """From the records of requests alone, of the two lightest loads."""
+    blind = {rate: [replace(run, steps=()) for run in runs] for rate, runs in cpu_loads(folder).items()}
+    yield from _loads(blind, [("2/s", "4/s")])
+
+
 def loads(folder: Path) -> Iterator[str]:
     by_rate = cpu_loads(folder)
-    for pair in combinations(by_rate, 2):
+    yield from _loads(by_rate, list(combinations(by_rate, 2)))
+
+
+def _loads(by_rate: Mapping[str, Sequence[MeasuredRun]], pairs: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    for pair in pairs:
         fit = fit_server([run for rate in pair for run in by_rate[rate]], CPU_LIMITS)
         for rate, runs in by_rate.items():
             if rate not in pair:
@@ -84,7 +97,7 @@ def halves(folder: Path) -> Iterator[str]:
 def gpus(folder: Path) -> Iterator[str]:
     prior = DatasheetCost(model("llama-3-8b"), device("l40s"))  # neither GPU's own: of the same kind
     for name, given in GPUS:
-        yield from _halves([read_llmservingsim(folder / name)], name, {**given, "async_depth": 2}, prior)
+        yield from _halves([read_llmservingsim(folder / name)], name, given, prior)
 
 
 def _halves(
@@ -99,7 +112,7 @@ def _halves(
 
 def main(folder: str, which: str) -> None:
     print(f"| fitted → predicted | {' | '.join(SHOWN)} |\n|---|{'---|' * len(SHOWN)}")
-    for line in {"loads": loads, "halves": halves, "gpus": gpus}[which](Path(folder)):
+    for line in {"loads": loads, "records": records, "halves": halves, "gpus": gpus}[which](Path(folder)):
         print(line, flush=True)
 
 

@@ -111,8 +111,9 @@ def _prices(fit: ServerFit) -> Table:
             unsure = fit.unsure.get(price)
             table.add_row(price, f"{value * 1e6:,.4g} us", "" if unsure is None else f"{unsure:.0%}")
     table.add_row("free_tokens", f"{fit.cost.free_tokens:g}", "")
-    if "per_arrival" in fit.unsure:
-        table.add_row("of per_prompt: taking it in", "", f"{fit.unsure['per_arrival']:.0%}")
+    for part in ("per_arrival", "per_completion"):
+        if part in fit.unsure:
+            table.add_row(f"  of per_prompt: {part}", "", f"{fit.unsure[part]:.0%}")
     return table
 
 

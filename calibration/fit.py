@@ -17,14 +17,13 @@ import scipy.sparse as sparse
 from scipy.optimize import least_squares, nnls
 from scipy.sparse.linalg import spsolve
 
-from calibration.samples import Floats, Samples
+from calibration.samples import FEWEST, Floats, Samples
 from sim.cost.kinds import Kind
 from sim.cost.op_model import Grid, OpModel
 
 HUBER = 0.05  # relative errors beyond it weigh by their size, not its square
 ROUNDS = 15
 FACTOR_ROUNDS = 4
-NUM_FOLDS = 5
 NUM_DRAWS = 32
 LARGEST_FACTOR = 4.0
 
@@ -43,7 +42,9 @@ class Form:
 
 
 def fit(samples: Samples, form: Form, num_draws: int = 0, seed: int = 0) -> OpModel:
-    """Raises ValueError where the samples cannot carry a fit."""
+    """Raises ValueError where there are too few samples."""
+    if len(samples.times) < FEWEST:
+        raise ValueError(f"{samples.kind.name}: {len(samples.times)} points, a fit needs {FEWEST}: measure more")
     terms = samples.terms()
     prices, weights = _prices(samples, terms, form)
     grids: tuple[Grid, ...] = ()
@@ -72,12 +73,7 @@ def _prices(samples: Samples, terms: Floats, form: Form) -> tuple[Floats, Floats
 
 def additive_prices(terms: Floats, times: Floats, allowed: Sequence[bool] | None = None) -> tuple[Floats, Floats]:
     """Prices of 0 or more that least miss in relative terms, and each sample's weight."""
-    relative = terms / times[:, None]
-    if allowed is not None:
-        relative = relative * np.asarray(allowed, dtype=np.float64)
-    scale = relative.max(axis=0)
-    scale[scale == 0.0] = 1.0
-    relative = relative / scale
+    relative, scale = _scaled(terms if allowed is None else terms * np.asarray(allowed, dtype=np.float64), times)
     weights, prices = np.ones(len(times)), np.zeros(terms.shape[1])
     for _ in range(ROUNDS):
         prices = _weighted_nnls(relative, weights)
@@ -157,11 +153,17 @@ def _redrawn(samples: Samples, terms: Floats, form: Form, prices: Floats, weight
 
 def additive_at(terms: Floats, times: Floats, weights: Floats) -> Floats:
     """Prices at given weights."""
+    relative, scale = _scaled(terms, times)
+    prices: Floats = _weighted_nnls(relative, weights) / scale
+    return prices
+
+
+def _scaled(terms: Floats, times: Floats) -> tuple[Floats, Floats]:
+    """Terms in units of each row's time, the largest of a column being 1, and what that took."""
     relative = terms / times[:, None]
     scale = relative.max(axis=0)
     scale[scale == 0.0] = 1.0
-    prices: Floats = _weighted_nnls(relative / scale, weights) / scale
-    return prices
+    return relative / scale, scale
 
 
 def _blocks(samples: Samples) -> np.typing.NDArray[np.int64]:

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from calibration.forced import Forced, forced_steps
+from calibration.forced import Forced, forced_steps, has_token_times
 from calibration.limits import check_log, check_replay
 from calibration.records import MeasuredRun
 from calibration.replayed import config_of
 from calibration.request_fit import Case, fit_requests, straightened
 from calibration.step_fit import StepFit, fit_steps, scaled
-from calibration.step_log import joined
+from calibration.step_log import with_hits
 from policies.config import EngineConfig
 from sim.cost import LinearCost, StepCost
 from sim.frontend import FrontEndTimes
@@ -71,17 +71,13 @@ def fit_server(
     configs = tuple(config_of(run, given, preset) for run in runs)
     for run, config in zip(runs, configs, strict=True):
         check_log(run, config)
-    if all(_has_tokens(run) for run in runs):
+    runs = [with_hits(run, config) for run, config in zip(runs, configs, strict=True)]
+    if all(has_token_times(run) for run in runs):
         fit = _from_steps(runs, configs, chosen)
     else:
         fit = _from_requests(runs, configs, prior, chosen)
     findings = (*fit.findings, *_loads(runs), *unexplained(runs, fit, chosen))
     return replace(fit, findings=findings)
-
-
-def _has_tokens(run: MeasuredRun) -> bool:
-    known = sum(len(each.token_times) == each.num_output_tokens > 1 for each in run.completed)
-    return known >= 0.5 * len(run.completed)
 
 
 def _loads(runs: Sequence[MeasuredRun]) -> list[str]:
@@ -106,10 +102,11 @@ def _from_steps(
     cost: LinearCost | None = None
     for _ in range(NUM_ROUNDS):
         forced = [forced_steps(each.run, each.config, _ingress(front_end), chosen, cost) for each in cases]
-        fit = fit_steps([joined(each.steps, case.run.steps) for each, case in zip(forced, cases, strict=True)])
+        fit = fit_steps([each.steps for each in forced])
         front_end, cost = fit_front_end(cases, [scaled(fit.cost, by) for by in fit.speeds]), fit.cost
-    for case, each in zip(cases, forced, strict=True):
-        check_replay(case.run, case.config, each)
+    if chosen is None:  # who may not be looked at cannot contradict
+        for case, each in zip(cases, forced, strict=True):
+            check_replay(case.run, case.config, each)
     return _server_fit(fit, front_end, configs, forced, has_log=any(run.steps for run in runs))
 
 
@@ -128,7 +125,7 @@ def _server_fit(
         draws=fit.draws,
         front_end=front_end,
         configs=tuple(configs),
-        method="steps seen in token times" + (" and logged by the engine" if has_log else ""),
+        method="steps seen in token times" + (", hits as logged by the engine" if has_log else ""),
         unsure=fit.unsure,
         refused=fit.refused,
         speeds=fit.speeds,

@@ -12,8 +12,9 @@ wrong engine limit shows there.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from calibration.records import MeasuredRequest, MeasuredRun
@@ -35,7 +36,8 @@ class ObservedSteps:
     """One interval between two observed ends of steps: mostly one step, more where nobody's token was recorded.
 
     `is_busy`: the engine had work when it began, so that all of `duration` was work. `num_arrivals`: requests that
-    their clients sent meanwhile; where one core does everything, taking them in makes the step longer.
+    their clients sent meanwhile; where one core does everything, taking them in makes the step longer. `entered`:
+    requests that were let in, of each of `works`.
     """
 
     works: tuple[StepWork, ...]
@@ -43,6 +45,7 @@ class ObservedSteps:
     end: float
     is_busy: bool
     num_arrivals: int = 0
+    entered: tuple[tuple[str, ...], ...] = ()
 
     @property
     def duration(self) -> float:
@@ -94,6 +97,7 @@ class ForcedReplay:
             for each in self._coming
             if len(each.token_times) == each.num_output_tokens and (known is None or each.request_id in known)
         }
+        self._typical = _typical_gap(self._times.values())
         self._ingress = ingress
         self._cost = cost
         self._next = 0
@@ -102,6 +106,7 @@ class ForcedReplay:
         self._waiting: dict[str, int] = {}  # in the core's queue: prompt tokens
         self._is_late = False  # the request that comes next
         self._works: list[StepWork] = []  # since the last observed end
+        self._entered: list[tuple[str, ...]] = []  # with them
         self._start = 0.0
         self._was_busy = False
         self._found = Forced(num_requests=len(self._coming))
@@ -121,7 +126,7 @@ class ForcedReplay:
                 return self._found
 
     def _begin_again(self) -> None:
-        self._works, self._start, self._was_busy = [], self._now, False
+        self._works, self._entered, self._start, self._was_busy = [], [], self._now, False
 
     # -- who comes in ---------------------------------------------------------------------------------------------
 
@@ -196,17 +201,27 @@ class ForcedReplay:
         for each in plan.admitted:
             self._waiting.pop(each.request_id, None)
         self._works.append(work_of(plan))
+        self._entered.append(tuple(each.request_id for each in plan.admitted))
         self._found.num_preemptions += len(plan.preempted)
         end = self._observed_end(plan)
         kv = self._engine.kv
         self._found.usage.append(1.0 - kv.num_free / self._config.num_blocks)
         if end is not None and end > self._start:
-            num = bisect_left(self._arrivals, end) - bisect_left(self._arrivals, self._start)
-            self._found.steps.append(ObservedSteps(tuple(self._works), self._start, end, self._was_busy, num))
+            self._found.steps.append(self._observed(end))
             self._now = max(end, self._now)
-            self._works, self._start, self._was_busy = [], end, True
+            self._works, self._entered, self._start, self._was_busy = [], [], end, True
+        elif end is None:
+            self._now += self._guess(self._works[-1])
         self._engine.update(plan, StepOutput(0.0), self._now)
         self._engine.drain_records()
+
+    def _guess(self, work: StepWork) -> float:
+        """How long a step took that nobody saw."""
+        return self._typical if self._cost is None else self._cost.device_time(work)
+
+    def _observed(self, end: float) -> ObservedSteps:
+        num = bisect_left(self._arrivals, end) - bisect_left(self._arrivals, self._start)
+        return ObservedSteps(tuple(self._works), self._start, end, self._was_busy, num, tuple(self._entered))
 
     def _observed_end(self, plan: StepPlan) -> float | None:
         """The median of later tokens; of first ones the earliest, as each may wait for its answer to be opened."""
@@ -234,6 +249,18 @@ def forced_steps(
     cost: StepCost | None = None,
 ) -> Forced:
     """Raises ValueError where no request has a time for each of its tokens."""
-    if not any(len(each.token_times) == each.num_output_tokens for each in run.completed):
+    if not has_token_times(run):
         raise ValueError(f"run {run.name!r} has no token times: steps cannot be seen in it")
     return ForcedReplay(run, config, ingress, known, cost).run()
+
+
+def has_token_times(run: MeasuredRun) -> bool:
+    """Of at least half of its answers."""
+    known = sum(len(each.token_times) == each.num_output_tokens for each in run.completed)
+    return 2 * known >= len(run.completed)
+
+
+def _typical_gap(many: Iterable[Sequence[float]]) -> float:
+    """Seconds between tokens, the median."""
+    gaps = [later - earlier for times in many for earlier, later in pairwise(times)]
+    return median(gaps) if gaps else 0.0

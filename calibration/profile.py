@@ -10,7 +10,6 @@ from sim.cost.profile import Profile, from_json, to_json
 
 PROFILES = Path(__file__).parent / "profiles"
 AGREES = 1e-6  # of a number, in relative terms
-NEGLIGIBLE = 1e-4  # of an operation's largest price times its term: below, a price is as good as none
 
 
 def path_of(profile: Profile, root: Path = PROFILES) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.choose import calibrated, refitted
+from calibration.fit import Form
 from calibration.forms import DECODE_FORMS, GEMM_FORMS, PREFILL_FORMS
 from calibration.samples import Ceilings, Rejected, Samples, screened
 from calibration.tables import (
@@ -196,9 +197,12 @@ def remake(recipe: Recipe, known: Profile, directory: Path | None = None) -> Pro
         raise ValueError(
             f"profile {known.name} of {known.device} has {len(known.ops)} operations, its recipe {len(todo)}"
         )
-    forms = {form.name: form for form in (*DECODE_FORMS, *PREFILL_FORMS, *GEMM_FORMS)}
-    ops = [refitted(job.samples, forms[str(op.evidence["form"])], op) for job, op in zip(todo, known.ops, strict=True)]
+    ops = [refitted(job.samples, _form(op), op) for job, op in zip(todo, known.ops, strict=True)]
     return _profile(recipe, todo, ops)
+
+
+def _form(op: FittedOp) -> Form:
+    return next(form for form in FORMS[op.name] if form.name == op.evidence["form"])
 
 
 def _profile(recipe: Recipe, todo: list[Job], ops: list[FittedOp]) -> Profile:

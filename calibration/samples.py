@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +12,11 @@ from sim.cost.kinds import Kind
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-FEWEST = 12  # points that a fit needs
+FEWEST = 12  # points that a fit needs, or figures about it
 ABOVE_CEILING = 1.03  # of a ceiling: what no measurement can reach
-LONGEST, SHORTEST = 60.0, 2e-7  # seconds of one launch: milliseconds or microseconds read as seconds lie outside
+LONGEST, SHORTEST = 1.0, 5e-7  # seconds of a typical launch
+WELL_USED = 0.02  # of a ceiling, that the best row reaches at least: a thousandth means that times are in milliseconds
+MOST_REJECTED = 0.2  # of all rows: more are no outliers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Samples:
                 f"{self.kind.name}: points of shape {self.points.shape} for {len(self.times)} times: a column each of "
                 f"{', '.join(names)} wanted"
             )
-        if len(self.times) < FEWEST:
-            raise ValueError(f"{self.kind.name}: {len(self.times)} points, a fit needs {FEWEST}: measure more")
+        if not len(self.times):
+            raise ValueError(f"{self.kind.name}: no points")
         for what, values in (("count", self.points), ("time", self.times)):
             if not np.isfinite(values).all():
                 raise ValueError(f"{self.kind.name}: a {what} is not a finite number")
@@ -82,12 +83,16 @@ class Rejected:
 
 
 def screened(samples: Samples, ceilings: Ceilings) -> tuple[Samples, list[Rejected]]:
-    """Without the samples that beat a ceiling by more than 3 %, and those, each with its reason."""
+    """Without the samples that beat a ceiling by more than 3 %, and those, each with its reason.
+
+    Raises ValueError where the unit of the times must be another: no row comes near a ceiling, or many beat one.
+    """
     terms = dict(zip(samples.kind.names, samples.terms().T, strict=True))
     none = np.zeros(len(samples.times))
     moved = sum((terms.get(name, none) for name in ("kv_bytes", "weight_bytes", "row_bytes")), none)
     bandwidth = np.maximum(moved - ceilings.l2_bytes, 0.0) / samples.times / ceilings.bytes_per_second
     compute = terms.get("flops", none) / samples.times / ceilings.flops_per_second
+    _check_unit(samples.kind.name, np.maximum(bandwidth, compute))
     bad = (bandwidth > ABOVE_CEILING) | (compute > ABOVE_CEILING)
     reasons = [
         f"{100 * b:.0f} % of the memory's bandwidth" if b > ABOVE_CEILING else f"{100 * c:.0f} % of the peak FLOP/s"
@@ -100,5 +105,13 @@ def screened(samples: Samples, ceilings: Ceilings) -> tuple[Samples, list[Reject
     return samples.where(~bad), rejected
 
 
-def sample_rows(kind: Kind, rows: Sequence[Sequence[float]], times: Sequence[float]) -> Samples:
-    return Samples(kind, np.asarray(rows, dtype=np.float64), np.asarray(times, dtype=np.float64))
+def _check_unit(name: str, used: Floats) -> None:
+    """`used`: of each row the share of the ceiling that it comes nearest to."""
+    if used.max() < WELL_USED:
+        raise ValueError(
+            f"{name}: no row reaches {100 * WELL_USED:g} % of the device: times are in seconds, are these?"
+        )
+    if (beyond := float(np.mean(used > ABOVE_CEILING))) > MOST_REJECTED:
+        raise ValueError(
+            f"{name}: {100 * beyond:.0f} % of the rows beat the device's ceilings: another device's, or not in seconds?"
+        )

@@ -20,22 +20,16 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from calibration.forced import ObservedSteps
+from calibration.step_table import NUM_BLOCKS, PRICES, Floats, Table, hull_of
 from sim.cost import LinearCost, StepCost, StepWork
 
-Floats = NDArray[np.float64]
-
-# The last is what taking a request in adds to the steps that run meanwhile. A request comes as often as a prompt is
-# completed, so both are one price to the simulator, which charges it when the prompt is.
-PRICES = ("per_step", "per_token", "per_decode", "per_prompt", "per_kv_token", "per_pair", "per_arrival")
 FREE_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 HUBER = 0.15  # relative error beyond which a step counts less
 NUM_ROUNDS = 15
 SAME = 1e-4  # relative: prices that no longer move
 NUM_SPEED_ROUNDS = 6
 NUM_DRAWS = 32
-NUM_BLOCKS = 20  # of each run, resampled whole: neighbours share the machine's mood
 MOST_UNSURE = 0.5  # relative standard deviation of a price that is still told
-MIN_STEPS = 100
 GROSS = 5.0  # times longer or shorter than priced: something else happened
 
 
@@ -55,53 +49,6 @@ class StepFit:
     errors: Floats
     num_steps: int
     hull: dict[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Busy intervals of all runs, by rows; `groups` numbers the run and the block within it."""
-
-    works: tuple[tuple[StepWork, ...], ...]
-    durations: Floats
-    arrivals: Floats
-    runs: NDArray[np.int64]
-    blocks: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, runs: Sequence[Sequence[ObservedSteps]]) -> Table:
-        """Raises ValueError where there are too few steps to fit anything."""
-        kept = [[step for step in steps if step.is_busy] for steps in runs]
-        if (num := sum(map(len, kept))) < MIN_STEPS:
-            raise ValueError(f"{num} steps are too few to fit a step's price: at least {MIN_STEPS}; give longer runs")
-        rows = [(index, step) for index, steps in enumerate(kept) for step in steps]
-        blocks = [np.arange(len(steps)) * NUM_BLOCKS // max(1, len(steps)) for steps in kept]
-        return cls(
-            tuple(step.works for _, step in rows),
-            np.array([step.duration for _, step in rows]),
-            np.array([float(step.num_arrivals) for _, step in rows]),
-            np.array([index for index, _ in rows]),
-            np.concatenate(blocks),
-        )
-
-    def features(self, free_tokens: float) -> Floats:
-        """A column for each of PRICES; an interval of several steps has their sum."""
-        counts = np.array([work for works in self.works for work in works], dtype=np.float64)
-        sizes = [len(works) for works in self.works]
-        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        tokens, sampled, decodes, context, pairs = (counts[:, _PLACES[name]] for name in _COUNTS)
-        columns = [
-            np.ones(len(counts)),
-            np.maximum(0.0, tokens - free_tokens),
-            decodes,
-            np.maximum(0.0, sampled - decodes),
-            context,
-            pairs,
-        ]
-        return np.column_stack([np.add.reduceat(np.column_stack(columns), begins, axis=0), self.arrivals])
-
-
-_COUNTS = ("num_tokens", "num_sampled", "num_decodes", "decode_context", "prefill_pairs")
-_PLACES = {name: StepWork._fields.index(name) for name in _COUNTS}
 
 
 def fit_steps(runs: Sequence[Sequence[ObservedSteps]]) -> StepFit:
@@ -139,19 +86,12 @@ def fit_steps(runs: Sequence[Sequence[ObservedSteps]]) -> StepFit:
 
 def cost_of(prices: Floats, free_tokens: float, band: float = 1.0) -> LinearCost:
     named = dict(zip(PRICES, (float(price) for price in prices), strict=True))
-    named["per_prompt"] += named.pop("per_arrival")
+    named["per_prompt"] = named.pop("per_completion") + named.pop("per_arrival")
     return LinearCost(**named, free_tokens=float(free_tokens), band=band)
 
 
 def scaled(cost: LinearCost, by: float) -> LinearCost:
     return replace(cost, scale=cost.scale * by)
-
-
-def hull_of(works: Sequence[StepWork]) -> dict[str, tuple[float, float]]:
-    table = np.array(works, dtype=np.float64)
-    counts = ("num_tokens", "num_decodes", "decode_context", "prefill_pairs")
-    columns = {name: table[:, StepWork._fields.index(name)] for name in counts}
-    return {name: (float(column.min()), float(column.max())) for name, column in columns.items()}
 
 
 def priced_alike(cost: StepCost, works: Sequence[StepWork]) -> LinearCost:

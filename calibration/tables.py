@@ -52,7 +52,9 @@ def tables_directory(given: Path | None = None) -> Path:
         return given
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise ValueError(f"kernel tables wanted: pip install {PACKAGE.replace('_', '-')}, or say where they lie")
+        raise ValueError(
+            "kernel tables wanted: pip install 'servetwin[kernel-tables]', or say where they lie (--tables)"
+        )
     return Path(spec.origin).parent / "systems" / "data"
 
 

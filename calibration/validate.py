@@ -15,6 +15,7 @@ import numpy as np
 from calibration.figures import Figure, Latencies, compare, measured, simulated
 from calibration.records import MeasuredRun
 from calibration.replayed import config_of, replay
+from calibration.step_log import with_hits
 from sim.cost import LinearCost, StepCost
 from sim.frontend import FrontEndTimes
 from sim.series import timeline
@@ -57,10 +58,11 @@ def validate(
     found = []
     for run, each in zip(runs, recorded, strict=True):
         config = config_of(run, given, preset)
-        played = replay(run, config, cost, front_end)
+        load = with_hits(run, config)
+        played = replay(load, config, cost, front_end)
         predicted = simulated(played)
         same = [other for other, theirs in zip(runs, recorded, strict=True) if _is_repeat(run, other)]
-        others = [simulated(replay(run, config, draw, front_end)) for draw in draws]
+        others = [simulated(replay(load, config, draw, front_end)) for draw in draws]
         found.append(
             Validation(
                 run,

@@ -346,9 +346,13 @@ def print_basis(console: Console, manifest: dict[str, Any], num_others: int) -> 
         highlight=False,
     )
     console.print(_policies(engine, manifest["slo"]), highlight=False)
-    console.print(_memory(manifest["memory"], engine["num_blocks"] * engine["block_size"]), highlight=False)
-    console.print(_front_end(manifest["front_end"]), highlight=False)
-    console.print(f"as vLLM flags: {manifest['vllm_flags']}", highlight=False, markup=False)
+    of_server = "server" in manifest["profile"]  # which names no model: its memory and flags are its own
+    if not of_server:
+        console.print(_memory(manifest["memory"], engine["num_blocks"] * engine["block_size"]), highlight=False)
+    told = "fitted with the steps" if of_server else "not measured here"
+    console.print(_front_end(manifest["front_end"], told), highlight=False)
+    if not of_server:
+        console.print(f"as vLLM flags: {manifest['vllm_flags']}", highlight=False, markup=False)
     console.print(f"workload: {manifest['workload']['source']}", highlight=False, markup=False)
     for finding in manifest["workload"]["findings"]:
         console.print(f"  {finding}", highlight=False, markup=False)
@@ -384,7 +388,7 @@ def _gib(num_bytes: float) -> str:
     return f"{_digits(num_bytes / GIB)} GiB"
 
 
-def _front_end(times: Any) -> str:
+def _front_end(times: Any, told: str) -> str:
     if times == "off":
         return "front end: off, latencies begin and end at the engine"
     if times == "live":
@@ -392,5 +396,5 @@ def _front_end(times: Any) -> str:
     return (
         f"front end: {times['num_api_servers']} API server(s), {times['api_time_per_request'] * 1e3:.3g} ms a request, "
         f"{times['tokenise_time_per_token'] * 1e6:.3g} us a prompt token, "
-        f"{times['stream_time_per_token'] * 1e6:.3g} us a streamed token; not measured here"
+        f"{times['stream_time_per_token'] * 1e6:.3g} us a streamed token; {told}"
     )

@@ -19,6 +19,7 @@ from sim.capacity import Demand, demand, kv_blocks
 from sim.conventions import check_convention
 from sim.cost import DatasheetCost, MeasuredCost
 from sim.cost.best import Cost, cost_of
+from sim.cost.body import BodyCost
 from sim.cost.graphs import largest_capture
 from sim.cost.server import ServedCost, server_behind
 from sim.frontend import FrontEndTimes
@@ -318,6 +319,8 @@ def _source(cost: Cost) -> dict[str, Any]:
     """Where the times come from: the parts of a profile, or the shares of a datasheet."""
     if isinstance(cost, ServedCost):
         return {"server": cost.server.name, "server_hash": cost.server.content_hash}
+    if isinstance(cost, BodyCost):
+        return {"body": cost.costs.name, "body_hash": cost.costs.content_hash, "kernels": cost.costs.about["kernels"]}
     if not isinstance(cost, MeasuredCost):
         return {"efficiency_source": cost.device.efficiency_source}
     profile = cost.profile

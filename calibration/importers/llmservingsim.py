@@ -17,7 +17,7 @@ def is_llmservingsim(folder: Path) -> bool:
 
 
 def read_llmservingsim(folder: Path) -> MeasuredRun:
-    """A request arrives when the engine queued it: arrival_time is of another clock, and rounded to the loop's turns."""
+    """A request arrives when the engine queued it: arrival_time is of another clock, rounded to the loop's turns."""
     paths = [folder / name for name in ("requests.jsonl", "meta.json", "timeseries.csv") if (folder / name).is_file()]
     rows = read_lines(paths[0])
     for row in rows:

@@ -17,7 +17,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def read_steps(path: Path) -> tuple[MeasuredStep, ...]:
-    """vLLM's --enable-logging-iteration-details as CSV. `elapsed` waits for the device; the host's work is beside it."""
+    """vLLM's --enable-logging-iteration-details as CSV. `elapsed` waits for the device; the host works beside it."""
     return tuple(
         MeasuredStep(
             num_prefills=int(row["context_requests"]),

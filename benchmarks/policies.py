@@ -29,19 +29,22 @@ from rich.table import Table  # noqa: E402
 
 from policies.catalogue import MENU, parameters  # noqa: E402
 from policies.config import EngineConfig  # noqa: E402
+from policies.prompt import ContentPrompt  # noqa: E402
 from policies.types import RequestRecord  # noqa: E402
 from sim.cost import DatasheetCost  # noqa: E402
 from sim.experiment.statistics import Effect, paired_effect  # noqa: E402
 from sim.hardware import device  # noqa: E402
 from sim.models import model  # noqa: E402
 from sim.simulate import simulate  # noqa: E402
-from sim.workload.every import every_item, with_requests  # noqa: E402
+from sim.workload.every import every_item, follow_ups, with_requests  # noqa: E402
 from sim.workload.generate import Chat, generate  # noqa: E402
 from sim.workload.generators.conversation import Conversation  # noqa: E402
+from sim.workload.joining import concatenate  # noqa: E402
 from sim.workload.recipe import Recipe  # noqa: E402
+from sim.workload.sessions import Sessions  # noqa: E402
 from sim.workload.shared_prefix import SharedPrefix  # noqa: E402
 from sim.workload.streams import stream  # noqa: E402
-from sim.workload.workload import Workload  # noqa: E402
+from sim.workload.workload import WorkItem, Workload  # noqa: E402
 
 # -- loads ------------------------------------------------------------------------------------------------------------
 
@@ -64,22 +67,40 @@ def drawn(recipe: Recipe, name: str, num: int, rate: float, class_name: str = "d
 
 
 def together(*draws: Callable[[int], Workload]) -> Callable[[int], Workload]:
-    """Open loads at the same time; what they say is kept apart."""
+    """Loads at the same time; neither their names nor what they say are the same."""
 
     def draw(seed: int) -> Workload:
-        items = []
-        for number, each in enumerate(draws):
-            for item in each(seed + 7919 * number).items:
-                request, prompt = item.request, item.request.prompt
-                if hasattr(prompt, "content_ids"):
-                    prompt = replace(prompt, content_ids=tuple(id + (number << 40) for id in prompt.content_ids))
-                items.append(
-                    replace(item, request=replace(request, request_id=f"{number}:{request.request_id}", prompt=prompt))
-                )
-        items.sort(key=lambda item: item.request.arrival_time)
-        return Workload("together", items)
+        parts = [apart(each(seed + 7919 * number), number) for number, each in enumerate(draws)]
+        items = sorted((item for part in parts for item in part.items), key=lambda item: item.request.arrival_time)
+        following = [each for part in parts for each in follow_ups(part)]
+        return Sessions("together", items, follow_ups=following) if following else Workload("together", items)
 
     return draw
+
+
+def apart(workload: Workload, number: int) -> Workload:
+    """Its requests renamed, its content moved to where no other's is."""
+    before, shift = f"{number}:", number << 40
+
+    def moved(item: WorkItem) -> WorkItem:
+        request, prompt = item.request, item.request.prompt
+        if isinstance(prompt, ContentPrompt):
+            ids, continuation = ([each + shift for each in some] for some in (prompt.content_ids, prompt.continuation))
+            prompt = replace(prompt, content_ids=tuple(ids), continuation=tuple(continuation))
+        return replace(item, request=replace(request, request_id=before + request.request_id, prompt=prompt))
+
+    if not isinstance(workload, Sessions):
+        return replace(workload, items=[moved(item) for item in workload.items])
+    following = [
+        replace(each, item=moved(each.item), after=tuple(before + cause for cause in each.after))
+        for each in workload.follow_ups
+    ]
+    return replace(workload, items=[moved(item) for item in workload.items], follow_ups=following)
+
+
+def one_after_another(*draws: Callable[[int], Workload]) -> Callable[[int], Workload]:
+    """What one says is not what the others say."""
+    return lambda seed: concatenate([draw(seed) for draw in draws])
 
 
 def due(draw: Callable[[int], Workload], least: float, most: float, per_token: float) -> Callable[[int], Workload]:
@@ -116,23 +137,46 @@ def foretold(draw: Callable[[int], Workload], sigma: float) -> Callable[[int], W
 
 
 MIXED = Chat(prompt_median=600, prompt_sigma=1.4, prompt_most=16_000, output_median=40, output_most=200)
+ALIKE = Chat(prompt_median=1000, prompt_sigma=0.3, prompt_most=4000, output_median=40, output_most=200)
 LATENCY = ("ttft mean", "ttft p90", "ttft p99", "slowdown mean", "slowdown p99", "e2e mean")
 DEADLINES = ("deadlines met", "ttft mean", "ttft p99")
 CACHE = ("token hit rate", "ttft mean", "ttft p90", "ttft p99")
 MEMORY = ("recomputed tokens", "e2e mean", "e2e p99", "worst class e2e p99")
 LONG = {"max_model_len": 20_000}
-SCANNED = together(
-    drawn(SharedPrefix(num_applications=40, application_skew=0.9, prefix_tokens=1024, own_median=64), "popular", 400, 8.0),
-    drawn(Chat(prompt_median=2000, prompt_sigma=0.5, prompt_most=6000, output_median=20), "scan", 120, 2.4),
-)
+POPULAR = SharedPrefix(num_applications=40, application_skew=0.9, prefix_tokens=1024, own_median=64, output_median=32)
+SCAN = Chat(prompt_median=2000, prompt_sigma=0.5, prompt_most=6000, output_median=20)
+TALK = Conversation(turns_sigma=1.6, think_median=8.0, question_median=200, output_median=100)
+ANSWER = Chat(prompt_median=300, prompt_sigma=1.0, output_median=300, output_sigma=1.0)
+popular, scan = drawn(POPULAR, "popular", 400, 8.0), drawn(SCAN, "scan", 120, 2.4, "scan")
 
 LOADS: Mapping[str, Mapping[str, Load]] = {
     "scheduling": {
         "mixed, busy": Load(drawn(MIXED, "mixed", 500, 22.0), LATENCY, LONG),
         "mixed, too busy": Load(drawn(MIXED, "mixed", 500, 30.0), LATENCY, LONG),
-        "deadlines, busy": Load(due(drawn(MIXED, "mixed", 500, 22.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
+        "deadlines, busy": Load(due(drawn(MIXED, "mixed", 500, 24.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
         "deadlines, too busy": Load(due(drawn(MIXED, "mixed", 500, 30.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
+        "deadlines, like prompts": Load(due(drawn(ALIKE, "alike", 500, 30.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
         "deadlines by length": Load(due(drawn(MIXED, "mixed", 500, 24.0), 0.2, 1.0, 0.0005), DEADLINES, LONG),
+    },
+    "eviction": {
+        "popular prefixes": Load(popular, CACHE, {"num_blocks": 2000}),
+        "popular prefixes and scans": Load(together(popular, scan), CACHE, {"num_blocks": 2500}),
+        "popularity that moves": Load(one_after_another(*[drawn(POPULAR, "popular", 150, 8.0)] * 4), CACHE, {"num_blocks": 2000}),
+        "conversations": Load(drawn(TALK, "talk", 500, 3.0), CACHE, {"num_blocks": 4000}),
+        "conversations and scans": Load(
+            together(drawn(TALK, "talk", 400, 2.5, "talk"), drawn(SCAN, "scan", 150, 2.0, "scan")), CACHE, {"num_blocks": 4500}
+        ),
+        "a quiet tenant and a loud one": Load(
+            together(drawn(POPULAR, "quiet", 100, 2.0, "quiet"), drawn(replace(POPULAR, num_applications=200, application_skew=0.5), "loud", 400, 8.0, "loud")),
+            (*CACHE, "worst class ttft p99", "worst class hit rate"), {"num_blocks": 2500},
+        ),
+    },
+    "preemption": {
+        "answers foretold": Load(foretold(drawn(ANSWER, "answers", 300, 8.0), 0.3), MEMORY, {"num_blocks": 1200}),
+        "answers unknown": Load(drawn(ANSWER, "answers", 300, 8.0), MEMORY, {"num_blocks": 1200}),
+        "a quiet tenant and a loud one": Load(
+            together(drawn(ANSWER, "quiet", 60, 1.2, "quiet"), drawn(ANSWER, "loud", 300, 6.0, "loud")), MEMORY, {"num_blocks": 1200}
+        ),
     },
 }
 SPECS = {"ttl": "ttl,seconds=30"}  # how entries are named whose knobs need a value
@@ -191,6 +235,13 @@ def _met(played: Played) -> float:
     return sum(met) / len(played.records)
 
 
+def _worst_hit_rate(played: Played) -> float:
+    by_class: dict[str, list[RequestRecord]] = {}
+    for record in played.records:
+        by_class.setdefault(record.class_name, []).append(record)
+    return min(_hit_rate(Played(records, {})) for records in by_class.values())
+
+
 def _hit_rate(played: Played) -> float:
     return sum(r.num_cached_tokens for r in played.records) / sum(r.num_prompt_tokens for r in played.records)
 
@@ -207,6 +258,7 @@ MEASURES: Mapping[str, Measure] = {
     "slowdown p99": Measure(quantile(slowdown, 99), False, "s/1k"),
     "deadlines met": Measure(_met, True, ""),
     "token hit rate": Measure(_hit_rate, True, ""),
+    "worst class hit rate": Measure(_worst_hit_rate, True, ""),
     "recomputed tokens": Measure(lambda played: float(sum(r.num_recomputed_tokens for r in played.records)), False, ""),
 }
 

@@ -1,0 +1,235 @@
+"""Our own body measured, priced and held against its twin: the arithmetic of it, on a model too small to time well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backend.start import Body, start
+from calibration.journalled import timed_steps
+from calibration.measure import Measurement, Taken, measure, read_measurement
+from calibration.own import body_costs, table, work_of
+from calibration.points import GRIDS, Point
+from calibration.twin import PlayLive, compare
+from policies.config import EngineConfig
+from policies.journal import Write
+from sim.cost import AffineCost, DatasheetCost
+from sim.cost.body import BodyCost, BodyCosts, Overhead, body_behind, read_body_costs
+from sim.cost.work import StepWork
+from sim.hardware import device
+from sim.models import model
+from sim.simulate import Run, simulate
+from sim.workload.generate import poisson
+
+ENGINE = EngineConfig(num_blocks=512, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64)
+LOAD = poisson([32, 64, 100] * 6, [6, 9, 14] * 6, rate=200.0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def body() -> Iterator[Body]:
+    yield start("tiny", "cpu", {"max_model_len": 512, "num_blocks": 512, "max_num_seqs": 8})
+
+
+@pytest.fixture(scope="module")
+def measured(body: Body, tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+    return measure(body, GRIDS["cpu-small"], tmp_path_factory.mktemp("measured") / "tiny.jsonl")
+
+
+# -- measuring -----------------------------------------------------------------------------------------------------
+
+
+def test_every_part_is_measured_as_often_as_asked(measured: Measurement) -> None:
+    grid = GRIDS["cpu-small"]
+    assert {len(times) for part in ("layers", "decode", "step") for times in measured.times(part).values()} == {2}
+    assert set(measured.times("decode")) == {(b, c) for b in grid.batches for c in grid.contexts}
+    assert all(each.seconds > 0 and each.wall > 0 for each in measured.taken)
+    assert len(measured.ceilings) == 3 and measured.about["kernels"]
+
+
+def test_a_measurement_that_was_stopped_goes_on_where_it_was(body: Body, tmp_path: Path) -> None:
+    path, done = tmp_path / "tiny.jsonl", 0
+
+    def stop_at_20() -> None:
+        nonlocal done
+        done += 1
+        if done == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(body, GRIDS["cpu-small"], path, stop_at_20)
+    kept = read_measurement(path).taken
+    path.write_text(path.read_text() + '{"part": "deco')  # as if it had been killed while it wrote
+    whole = measure(body, GRIDS["cpu-small"], path)
+    assert len(kept) == 20 and list(whole.taken[:20]) == list(kept)
+    assert {len(times) for times in whole.times("decode").values()} == {2}
+
+
+def test_measurements_of_another_body_do_not_mix(body: Body, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.jsonl"
+    path.write_text(json.dumps({"about": {"device": "another"}}) + "\n")
+    with pytest.raises(ValueError, match=r"measured with another .*device"):
+        measure(body, GRIDS["cpu-small"], path)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"part": "decode"}', '{"about": {}}\n{"part": "decode", "counts": [1]}'])
+def test_what_is_no_measurement_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "measured.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"measured\.jsonl: not a measurement") as complaint:
+        read_measurement(path)
+    assert "\n" not in str(complaint.value)
+
+
+def test_a_point_names_its_part_and_has_its_counts() -> None:
+    with pytest.raises(ValueError, match="has counts"):
+        Point("decode", (1,))
+
+
+# -- costs -----------------------------------------------------------------------------------------------------------
+
+
+def exact(parts: BodyCosts) -> Measurement:
+    """A measurement of a body that takes exactly as long as these costs say."""
+    cost = BodyCost(parts, DATASHEET)
+    points = GRIDS["cpu"].points(2048, [(64, 64)])
+    seconds = {
+        "layers": parts.layers.at, "head": parts.head.at, "decode": parts.decode.at, "prefill": parts.prefill.at,
+        "loop": parts.loop.at, "step": lambda *counts: cost.device_time(work_of(*counts)),
+        "hash": lambda blocks: blocks * parts.per_hashed_block,
+    }  # fmt: skip
+    taken = [Taken(point, seconds.get(point.part, lambda *_: 1e-3)(*point.counts), 1.0, 0.0) for point in points]
+    return Measurement({"kernels": "x"}, taken, [{"copy": 1.0, "gemm": 1.0}] * 3)
+
+
+DATASHEET = DatasheetCost(model("tiny"), device("h100"))
+
+
+def plane(*axes: tuple[float, ...]) -> dict[tuple[int, ...], list[float]]:
+    points: list[tuple[float, ...]] = [()]
+    for nodes in axes:
+        points = [(*point, node) for point in points for node in nodes]
+    return {tuple(map(int, point)): [1e-3 + sum(1e-5 * each for each in point)] for point in points}
+
+
+def true_costs() -> BodyCosts:
+    grid = GRIDS["cpu"]
+    return BodyCosts(
+        name="true",
+        layers=table(plane(tuple(map(float, grid.tokens)))),
+        head=table(plane(tuple(map(float, grid.rows)))),
+        decode=table(plane(tuple(map(float, grid.batches)), tuple(map(float, grid.contexts)))),
+        prefill=table(plane(tuple(map(float, grid.chunks)), tuple(map(float, grid.starts)))),
+        loop=table(plane(tuple(map(float, grid.running)))),
+        overhead=Overhead(2e-4, 3e-5, 1e-6, 1e-8),
+        per_hashed_block=2e-6,
+        band=1.0,
+    )
+
+
+def test_costs_that_were_true_come_out_again() -> None:
+    true = true_costs()
+    found = body_costs("found", exact(true))
+    assert found.about["held_out_steps"]["p95"] < 0.01
+    assert found.band < 1.01
+    for work in (StepWork(8, 8, 8, 8, 4000), StepWork(136, 9, 9, 8, 800, 1, 128 * 129, 128)):
+        assert BodyCost(found, DATASHEET).device_time(work) == pytest.approx(
+            BodyCost(true, DATASHEET).device_time(work), rel=0.01
+        )
+        assert BodyCost(found, DATASHEET).host_time(work) == pytest.approx(
+            BodyCost(true, DATASHEET).host_time(work), rel=0.01
+        )
+
+
+def test_a_measured_body_is_priced_and_comes_back_from_its_file(measured: Measurement, tmp_path: Path) -> None:
+    costs = body_costs("tiny", measured)
+    path = tmp_path / "tiny.json"
+    path.write_text(costs.to_json())
+    again = read_body_costs(path)
+    assert again.to_json() == costs.to_json() and body_behind(str(path)) == again
+    assert again.about["model"]["name"] == "tiny" and again.band >= 1.0
+
+
+def test_a_file_that_was_edited_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(true_costs().to_json().replace("0.0002", "0.0003"))
+    with pytest.raises(ValueError, match="does not match its hash"):
+        read_body_costs(path)
+
+
+def test_a_part_that_is_missing_is_named(measured: Measurement) -> None:
+    without = replace(measured, taken=[each for each in measured.taken if each.point.part != "head"])
+    with pytest.raises(ValueError, match="nothing was measured of head"):
+        body_costs("tiny", without)
+
+
+def test_a_table_rises_whatever_noise_says() -> None:
+    found = table({(1,): [2.0, 3.0], (2,): [1.0], (4,): [4.0]})
+    assert list(found.values) == sorted(found.values) and found.at(8.0) == 2 * found.at(4.0)
+
+
+# -- the twin ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_tells_what_each_step_computed_and_took() -> None:
+    """Of a simulated run, whose steps take what their cost says: so both must agree to the last bit but the clock's."""
+    cost, lines = AffineCost(3e-3, 2e-5, 1e-4), list[str]()
+    simulate(ENGINE, LOAD, cost, lines.append, jumps=False)
+    steps = timed_steps(lines)
+    assert len(steps) > 20 and sum(step.work.num_prefills for step in steps) >= 18
+    for step in steps:
+        assert step.duration == pytest.approx(cost.device_time(step.work), abs=1e-9)
+    assert sum(step.work.num_sampled for step in steps) == sum([6, 9, 14] * 6)
+
+
+def test_overlapping_steps_have_no_time_of_their_own() -> None:
+    lines: list[str] = []
+    simulate(replace(ENGINE, async_depth=2), LOAD, AffineCost(3e-3), lines.append, jumps=False)
+    with pytest.raises(ValueError, match="two steps in flight"):
+        timed_steps(lines)
+
+
+def live_of(cost: AffineCost, *factors: float) -> PlayLive:
+    """A body that is another simulation, each repeat so much slower than the cost."""
+    left = list(factors)
+
+    def play(write: Write) -> Run:
+        by = left.pop(0)
+        return simulate(ENGINE, LOAD, AffineCost(by * cost.per_step, by * cost.per_token), write, jumps=False)
+
+    return play
+
+
+COST = AffineCost(2e-3, 1e-5)
+
+
+def test_equal_bodies_are_found_equal_and_their_decisions_too() -> None:
+    play = live_of(COST, 1.0, 1.0, 1.0)
+    twin = compare(play, ENGINE, LOAD, COST, num_repeats=3)
+    assert {each.verdict for each in twin.differences if each.margin} == {"equal"}
+    assert not twin.divergences and twin.num_replayed > 100
+    assert all(match.rate == 1.0 for match in twin.matches) and abs(twin.cost_error) < 1e-6
+
+
+def test_a_body_slower_than_its_costs_is_found_different() -> None:
+    play = live_of(COST, 1.5, 1.51, 1.49)
+    twin = compare(play, ENGINE, LOAD, COST, num_repeats=3)
+    verdicts = {each.measure: each.verdict for each in twin.differences}
+    assert verdicts["tpot.mean"] == verdicts["e2e.mean"] == "different"
+    assert twin.cost_error == pytest.approx(1 / 1.5 - 1, abs=0.01)
+    assert not twin.divergences  # replayed under its own times, each is equal all the same
+
+
+def test_repeats_that_differ_too_much_decide_nothing() -> None:
+    play = live_of(COST, 0.7, 1.3, 1.0)
+    twin = compare(play, ENGINE, LOAD, COST, num_repeats=3)
+    assert {each.measure: each.verdict for each in twin.differences}["tpot.mean"] == "undecided"
+
+
+def test_one_repeat_is_refused() -> None:
+    play = live_of(COST, 1.0)
+    with pytest.raises(ValueError, match="nothing of chance"):
+        compare(play, ENGINE, LOAD, COST, num_repeats=1)

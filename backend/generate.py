@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from secrets import token_bytes
 from typing import TextIO
 
 from backend.device import LiveExecutor
@@ -46,7 +47,8 @@ async def _generate(
     body: Body, executor: LiveExecutor, prompts: Sequence[str], requests: Sequence[Request], journal: Write | None
 ) -> list[Answer]:
     began = time.monotonic()
-    async with Front(build(body.config, journal), executor) as front:
+    secret = token_bytes(32)  # nobody who reads the journal can try out what was asked
+    async with Front(build(body.config, journal, secret), executor) as front:
         answers = [front.ask(replace(request, arrival_time=began)) for request in requests]
         for prompt, answer in zip(prompts, answers, strict=True):
             await _show(body, prompt, answer, sys.stdout)

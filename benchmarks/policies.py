@@ -145,7 +145,7 @@ MEMORY = ("recomputed tokens", "e2e mean", "e2e p99", "worst class e2e p99")
 LONG = {"max_model_len": 20_000}
 POPULAR = SharedPrefix(num_applications=40, application_skew=0.9, prefix_tokens=1024, own_median=64, output_median=32)
 SCAN = Chat(prompt_median=2000, prompt_sigma=0.5, prompt_most=6000, output_median=20)
-TALK = Conversation(turns_sigma=1.6, think_median=8.0, question_median=200, output_median=100)
+TALK = Conversation(turns_sigma=1.3, think_median=8.0, question_median=200, output_median=100)
 ANSWER = Chat(prompt_median=300, prompt_sigma=1.0, output_median=300, output_sigma=1.0)
 popular, scan = drawn(POPULAR, "popular", 400, 8.0), drawn(SCAN, "scan", 120, 2.4, "scan")
 
@@ -153,18 +153,20 @@ LOADS: Mapping[str, Mapping[str, Load]] = {
     "scheduling": {
         "mixed, busy": Load(drawn(MIXED, "mixed", 500, 22.0), LATENCY, LONG),
         "mixed, too busy": Load(drawn(MIXED, "mixed", 500, 30.0), LATENCY, LONG),
+        "mixed, promised by length": Load(drawn(MIXED, "mixed", 500, 24.0), ("in time by length", "slowdown p90", "slowdown p99", "ttft mean", "ttft p99"), LONG),
+        "mixed, promised by length 26": Load(drawn(MIXED, "mixed", 500, 26.0), ("in time by length", "slowdown p90", "slowdown p99", "ttft mean", "ttft p99"), LONG),
         "deadlines, busy": Load(due(drawn(MIXED, "mixed", 500, 24.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
         "deadlines, too busy": Load(due(drawn(MIXED, "mixed", 500, 30.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
-        "deadlines, like prompts": Load(due(drawn(ALIKE, "alike", 500, 30.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
+        "deadlines, like prompts": Load(due(drawn(ALIKE, "alike", 500, 36.0), 0.2, 3.0, 0.0), DEADLINES, LONG),
         "deadlines by length": Load(due(drawn(MIXED, "mixed", 500, 24.0), 0.2, 1.0, 0.0005), DEADLINES, LONG),
     },
     "eviction": {
         "popular prefixes": Load(popular, CACHE, {"num_blocks": 2000}),
         "popular prefixes and scans": Load(together(popular, scan), CACHE, {"num_blocks": 2500}),
         "popularity that moves": Load(one_after_another(*[drawn(POPULAR, "popular", 150, 8.0)] * 4), CACHE, {"num_blocks": 2000}),
-        "conversations": Load(drawn(TALK, "talk", 500, 3.0), CACHE, {"num_blocks": 4000}),
+        "conversations": Load(drawn(TALK, "talk", 500, 3.0), CACHE, {**LONG, "num_blocks": 4000}),
         "conversations and scans": Load(
-            together(drawn(TALK, "talk", 400, 2.5, "talk"), drawn(SCAN, "scan", 150, 2.0, "scan")), CACHE, {"num_blocks": 4500}
+            together(drawn(TALK, "talk", 400, 2.5, "talk"), drawn(SCAN, "scan", 150, 2.0, "scan")), CACHE, {**LONG, "num_blocks": 4500}
         ),
         "a quiet tenant and a loud one": Load(
             together(drawn(POPULAR, "quiet", 100, 2.0, "quiet"), drawn(replace(POPULAR, num_applications=200, application_skew=0.5), "loud", 400, 8.0, "loud")),
@@ -209,7 +211,7 @@ def e2e(record: RequestRecord) -> float:
 
 def slowdown(record: RequestRecord) -> float:
     """Seconds waited for a first token, for each thousand tokens of the prompt that were computed."""
-    return ttft(record) * 1000 / max(1, record.num_prompt_tokens - record.num_cached_tokens)
+    return ttft(record) / (0.02 + (record.num_prompt_tokens - record.num_cached_tokens) / 25_000)
 
 
 def mean(of: Callable[[RequestRecord], float]) -> Callable[[Played], float]:
@@ -235,6 +237,11 @@ def _met(played: Played) -> float:
     return sum(met) / len(played.records)
 
 
+def _in_time(played: Played) -> float:
+    """A first token within 0.2 s and half a second for each thousand tokens of the prompt."""
+    return sum(ttft(r) <= 0.2 + 0.0005 * r.num_prompt_tokens for r in played.records) / len(played.records)
+
+
 def _worst_hit_rate(played: Played) -> float:
     by_class: dict[str, list[RequestRecord]] = {}
     for record in played.records:
@@ -255,7 +262,9 @@ MEASURES: Mapping[str, Measure] = {
     "worst class ttft p99": Measure(worst_class(ttft, 99), False),
     "worst class e2e p99": Measure(worst_class(e2e, 99), False),
     "slowdown mean": Measure(mean(slowdown), False, "s/1k"),
+    "slowdown p90": Measure(quantile(slowdown, 90), False, ""),
     "slowdown p99": Measure(quantile(slowdown, 99), False, "s/1k"),
+    "in time by length": Measure(_in_time, True, ""),
     "deadlines met": Measure(_met, True, ""),
     "token hit rate": Measure(_hit_rate, True, ""),
     "worst class hit rate": Measure(_worst_hit_rate, True, ""),
@@ -281,7 +290,8 @@ def play(menu: str, name: str, load: Load, workload: Workload) -> Played:
     run = simulate(config, workload, DatasheetCost(model("llama-3-8b"), device("h100")))
     assert not run.unfinished, f"{name} left {len(run.unfinished)} requests unanswered"
     items = every_item(workload)
-    return Played(run.records, {item.request.request_id: item.request.deadline or math.inf for item in items})
+    answered = [record for record in run.records if record.first_token_time is not None]
+    return Played(answered, {item.request.request_id: item.request.deadline or math.inf for item in items})
 
 
 class Row(NamedTuple):

@@ -8,7 +8,7 @@ them tells nobody what was said.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -49,8 +49,8 @@ def seals(namespaces: Sequence[Namespace], block_size: int, secret: bytes) -> di
 class Content:
     """What a block holds and, block by block, all that stands before it."""
 
-    mark: bytes
-    before: Content | None
+    mark: bytes = field(repr=False)
+    before: Content | None = field(repr=False)
 
     def follows(self, before: Content | None) -> bool:
         """Whether the same stands before it; found at once where both were built on one block."""
@@ -242,6 +242,10 @@ class TokenPrompt:
     """Real token ids: live runs and parity."""
 
     token_ids: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        """Not the tokens: what is logged or dumped holds no prompt."""
+        return f"TokenPrompt({self.num_tokens} tokens)"
 
     @property
     def num_tokens(self) -> int:

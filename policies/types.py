@@ -46,7 +46,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     predicted_output_tokens: int | None = None
-    context: Context = Context()
+    context: Context = field(default=Context(), repr=False)  # dumps name nobody
     sampling: Sampling | None = None
 
 
@@ -207,7 +207,7 @@ class StepOutput:
 
     duration: float
     stopped: Mapping[str, FinishReason] = field(default_factory=dict)
-    token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict, repr=False)
     parts: StepParts | None = None
 
 

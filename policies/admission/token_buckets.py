@@ -60,7 +60,7 @@ class TokenBuckets:
             return self._enter(request, now)
         if self.waits:
             return Hold(client)
-        return Reject(f"client {client!r} has used up its tokens", ready_at - now)
+        return Reject("its quota of tokens is used up", ready_at - now)
 
     def release(self, request: Request, view: View, now: float) -> Verdict:
         client = self._client(request)

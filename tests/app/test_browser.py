@@ -73,7 +73,7 @@ def test_run_is_pressed_and_answered(address: str, tmp_path: Path) -> None:
         answer.wait_for()
         page.locator(".js-plotly-plot").nth(3).wait_for()
         assert "chat: 200 of 200 requests completed" in answer.inner_text()
-        assert "×/÷1.35 (68 %)" in page.locator(".basis").inner_text()
+        assert "×/÷1.15 (68 %)" in page.locator(".basis").inner_text()
         assert page.get_by_test_id("stException").count() == 0
         page.screenshot(path=tmp_path / "page.png")
         browser.close()

@@ -301,7 +301,7 @@ def test_who_may_not_wait_is_told_when_to_come_back() -> None:
     engine = tiny_engine(admission="token_buckets,rate=2,burst=5,waits=false")
     engine.add(request("a", prompt=4, max_tokens=6, client_id="ann"), now=0.0)
     answer = engine.add(request("b", prompt=4, max_tokens=4, client_id="ann"), now=1.0)
-    assert (answer.accepted, answer.reason, answer.retry_after) == (False, "client 'ann' has used up its tokens", 3.0)
+    assert (answer.accepted, answer.reason, answer.retry_after) == (False, "its quota of tokens is used up", 3.0)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -86,7 +86,8 @@ def test_experts_touched_is_the_expected_number() -> None:
 def test_the_gemms_hold_nearly_all_weights(shape: Model) -> None:
     num_embeddings = 1 if shape.tied_embeddings else 2
     matrices = shape.num_layer_weights + num_embeddings * shape.vocab_size * shape.hidden_size
-    assert 0.999 < matrices / shape.num_parameters < 1.0  # the rest are norms, biases and routers
+    least = 0.999 if shape.hidden_size >= 512 else 0.99  # the rest are norms, biases and routers: a toy's weigh more
+    assert least < matrices / shape.num_parameters < 1.0
 
 
 # -- worked by hand ---------------------------------------------------------------------------------------------------

@@ -46,12 +46,16 @@ class MeasuredCost:
     scale: float = 1.0
     _decodes: dict[int, Line] = field(init=False, repr=False, compare=False, default_factory=dict)  # by batch
     _by_rows: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _plain: dict[int, tuple[float, Line, float]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _has_plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.scale <= 0.0:
             raise ValueError(f"scale ({self.scale}) must be above 0: it multiplies every time")
         if self.profile.device != self.device.name:
             raise ValueError(f"profile {self.profile.name} is of {self.profile.device}, not of {self.device.name}")
+        plain = self.ops.decode is not None and self.ops.mixed is None and not self.model.num_sliding_layers
+        object.__setattr__(self, "_has_plain", plain)
 
     @classmethod
     def of(cls, profile: Profile, rest: DatasheetCost) -> MeasuredCost:
@@ -110,7 +114,24 @@ class MeasuredCost:
         return self.scale * self.rest.host_time(work)
 
     def device_time(self, work: StepWork) -> float:
-        return self.total(work, self.part_times(work))
+        """Of a step of plain decodes, the case of nearly all, only the attention's time is not known by its batch."""
+        if not self.is_plain(work):
+            return self.total(work, self.part_times(work))
+        batch = work[3]
+        fixed, line, launches = self._plain.get(batch) or self._plain_step(work)
+        time = fixed + self.model.num_layers * line.at(work[4] / batch)
+        return self.scale * (time if time > launches else launches)
+
+    def is_plain(self, work: StepWork) -> bool:
+        """Whether all its tokens are decodes that sample, and their attention was measured as such."""
+        return self._has_plain and work[0] == work[2] == work[3] > 0
+
+    def _plain_step(self, work: StepWork) -> tuple[float, Line, float]:
+        """Seconds beside attention, attention of one layer by context, and launches."""
+        batch, parts = work.num_decodes, self.part_times(work)
+        launches = self.rest.scale * self.rest.launch_time(batch, 0)
+        found = self._plain[batch] = (parts.rows + parts.head, self._decodes[batch], launches)
+        return found
 
     def total(self, work: StepWork, parts: Parts) -> float:
         """The host launches while the device works: a step takes the longer."""

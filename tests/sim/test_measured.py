@@ -176,7 +176,7 @@ def test_more_work_of_any_kind_never_takes_less(
 # -- the best there is ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cost", [*COSTS, replace(MEASURED, scale=1.3)], ids=["bf16", "fp8", "scaled"])
+@pytest.mark.parametrize("cost", [*COSTS[:2], replace(MEASURED, scale=1.3)], ids=["bf16", "fp8", "scaled"])
 @given(batch=st.integers(1, 600), context=st.integers(1, 200_000))
 @settings(max_examples=60, deadline=None)
 def test_the_short_way_for_plain_decodes_gives_the_same_bits(cost: MeasuredCost, batch: int, context: int) -> None:

@@ -1,77 +1,27 @@
-"""Kernel tables of one model on one GPU, in LLMServingSim's format, to a cost of whole steps: no run is looked at.
-
-A folder holds attention.csv (a chunk and decodes in one launch), dense.csv (layers by tokens), per_sequence.csv (head and
-sampler), perhaps skew.csv (contexts that differ), and meta.yaml above it. Times are microseconds of one layer.
-"""
+"""From kernel tables of one model on one GPU to a cost of whole steps: no run is looked at."""
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
 from calibration.fit import Form, fit
 from calibration.forms import MIXED_GRIDS
-from calibration.importers.files import read_columns, read_text
-from calibration.samples import FEWEST, Floats, Samples
+from calibration.importers.kernel_tables import ONCE, PER_LAYER, KernelTables
+from calibration.samples import Floats, Samples
 from sim.cost.graphs import LARGEST_CAPTURE, capture_sizes, padded_sizes
-from sim.cost.mixed import Mixed
 from sim.cost.op_model import OpModel, ShapedOp
 from sim.cost.surface import Line, Surface, monotone
 from sim.cost.tabled import OneLaunch, Skew, TabledCost
-from sim.hardware import device
-from sim.models import Model, model
-
-ONCE = ("embedding", "final_layernorm")  # a step
-PER_LAYER = {"layernorm": 2, "qkv_proj": 1, "qk_norm": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1,
-             "down_proj": 1}  # fmt: skip
-OPTIONAL = ("qk_norm",)
-SLOWEST, FASTEST = 2e10, 2e13  # bytes a second that a GPU may read weights and KV at; a wrong unit lies far outside
-FEW = 1 / 8  # of all contexts, that are long where a table says how those few hold up the rest
-CHIPS = {"NVIDIA GeForce RTX 4090": (72e6, 128)}  # L2 bytes and SMs of what sim/hardware.py has no datasheet of
 
 # Nodes of the tables that are asked; the prefixes and contexts between them cost in proportion.
 STARTS = (0.0, 128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 CONTEXTS = (16.0, *(2.0**power for power in range(6, 15)))
 DECODES = tuple(2.0**power for power in range(9))
 NONE = (0.0,)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTables:
-    """What was measured, in seconds; of each layer by its count. `skew`: rows of decodes, chunk, share; see Skew."""
-
-    gpu: str
-    model: Model
-    attention: Samples
-    dense: Mapping[str, Mapping[float, float]]
-    heads: Mapping[str, Mapping[float, float]]
-    skew: Floats
-
-
-def read_kernel_tables(folder: Path) -> KernelTables:
-    """Raises ValueError, one line, for a table that is missing, incomplete, negative or in another unit."""
-    meta = _meta(folder)
-    shape = model(meta["model"])
-    _check_priced(folder, shape)
-    dense = _by_layer(folder / "dense.csv", "tokens")
-    heads = _by_layer(folder / "per_sequence.csv", "sequences")
-    _check_layers(folder / "dense.csv", dense, (*ONCE, *PER_LAYER))
-    _check_layers(folder / "per_sequence.csv", heads, ("lm_head", "sampler"))
-    matrices = sum(matrix.n * matrix.k for matrix in shape.attention_matrices + shape.mlp_matrices) * 2.0
-    _check_unit(folder / "dense.csv", matrices, sum(min(times.values()) for times in dense.values()))
-    _check_unit(
-        folder / "per_sequence.csv", 2.0 * shape.vocab_size * shape.hidden_size, min(heads["lm_head"].values())
-    )
-    skew = folder / "skew.csv"
-    samples = _attention(folder / "attention.csv", shape, meta["gpu"])
-    return KernelTables(
-        meta["gpu"], shape, samples, dense, heads, _skew(skew) if skew.is_file() else np.empty((0, 3))
-    )
+BOTH = Form("additive, factors", grids=MIXED_GRIDS, smooth=0.01)
 
 
 def tabled_cost(tables: KernelTables, lengths: Sequence[tuple[int, int]], largest_capture: int = 512) -> TabledCost:
@@ -84,27 +34,32 @@ def tabled_cost(tables: KernelTables, lengths: Sequence[tuple[int, int]], larges
         _summed([(times, 1) for times in tables.heads.values()]),
         one_launch(tables.attention),
         tables.model.num_layers,
-        _skew_of(tables.skew, lengths) if len(tables.skew) else None,
+        skew_of(tables.skew, lengths) if len(tables.skew) else None,
         tuple(padded_sizes(capture_sizes(min(LARGEST_CAPTURE, largest_capture)))),
     )
+
+
+def _summed(tables: Sequence[tuple[Mapping[float, float], int]]) -> Line:
+    nodes = sorted(tables[0][0])
+    times = tuple(sum(num * times[x] for times, num in tables) for x in nodes)
+    return Line(tuple(nodes), times)
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
 def one_launch(samples: Samples) -> OneLaunch:
-    """Each of three kinds of launches from its own rows: kernels split decodes and chunks alone otherwise than together."""
+    """Three kinds of launches, each from its own rows: kernels split decodes and chunks alone otherwise than both."""
     chunk, decodes = samples.column("chunk"), samples.column("decodes")
     alone, prefix = samples.where(chunk == 0.0), samples.where(decodes == 0.0)
     both = samples.where((chunk > 0.0) & (decodes > 0.0))
     fine = tuple(x for x in samples.kind.grid[0] if x > 0.0)
+    decode_axes = (NONE, NONE, _nodes(alone, "decodes"), _nodes(alone, "context"))
+    chunk_axes = (tuple(sorted({*fine, *_nodes(prefix, "chunk")})), _nodes(prefix, "start"), NONE, NONE)
     return OneLaunch(
-        _tabled(_exact(alone, ("decodes", "context")), (NONE, NONE, _nodes(alone, "decodes"), _nodes(alone, "context"))),
-        _tabled(
-            _exact(prefix, ("chunk", "start")),
-            (tuple(sorted({*fine, *_nodes(prefix, "chunk")})), _nodes(prefix, "start"), NONE, NONE),
-        ),
-        _tabled(fit(both, Form("additive, factors", grids=MIXED_GRIDS, smooth=0.01)), (fine, STARTS, DECODES, CONTEXTS)),
+        decodes=_tabled(_exact(alone, ("decodes", "context")), decode_axes),
+        chunk=_tabled(_exact(prefix, ("chunk", "start")), chunk_axes),
+        both=_tabled(fit(both, BOTH), (fine, STARTS, DECODES, CONTEXTS)),
     )
 
 
@@ -126,110 +81,28 @@ def _tabled(fitted: OpModel, axes: tuple[tuple[float, ...], ...]) -> ShapedOp:
 # -- contexts that differ ---------------------------------------------------------------------------------------------
 
 
-def _skew_of(rows: Floats, lengths: Sequence[tuple[int, int]]) -> Skew:
-    beside = rows[:, 1] > 0.0
-    return Skew(_shares(rows[~beside]), _shares(rows[beside]), longest_of(lengths))
+def skew_of(rows: Floats, lengths: Sequence[tuple[int, int]]) -> Skew:
+    """From the rows most like these requests: a mean context within an octave of theirs."""
+    contexts = np.concatenate([np.arange(prompt, prompt + output) for prompt, output in lengths])
+    longest = longest_of(contexts)
+    away = np.abs(np.log2(rows[:, 2] / contexts.mean()))
+    like = rows[away <= max(1.0, float(away.min()))]
+    beside = like[:, 1] > 0.0
+    return Skew(_shares(like[~beside], longest), _shares(like[beside], longest), longest)
 
 
-def _shares(rows: Floats) -> Surface:
-    nums = np.unique(rows[:, 0])
-    shares = [max(0.0, float(np.median(rows[rows[:, 0] == num, 2]))) for num in nums]
+def _shares(rows: Floats, longest: Surface) -> Surface:
+    """By number of decodes: medians of rows that are alike in their longest context, and lines between these."""
+    nums, shares = np.unique(rows[:, 0]), []
+    for num in nums:
+        here = rows[rows[:, 0] == num]
+        ratios = np.unique(here[:, 3])
+        medians = [float(np.median(here[here[:, 3] == ratio, 4])) for ratio in ratios]
+        shares.append(max(0.0, float(np.interp(longest.at((float(num),)), ratios, medians))))
     return Surface((tuple(nums.tolist()),), tuple(shares))
 
 
-def longest_of(lengths: Sequence[tuple[int, int]]) -> Surface:
+def longest_of(contexts: Floats) -> Surface:
     """The longest context of so many that run together, in means: the quantile n / (n + 1) of all tokens' contexts."""
-    contexts = np.concatenate([np.arange(prompt, prompt + output) for prompt, output in lengths])
     longest = np.quantile(contexts, [num / (num + 1.0) for num in DECODES]) / contexts.mean()
     return Surface((DECODES,), tuple(np.maximum(longest, 1.0).tolist()))
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def _meta(folder: Path) -> dict[str, str]:
-    path = folder.parent / "meta.yaml"
-    found = dict(re.findall(r"^(gpu|model): *(.+?) *$", read_text(path), re.MULTILINE))
-    if missing := {"gpu", "model"} - set(found):
-        raise ValueError(f"{str(path)!r} has no {', '.join(sorted(missing))}: whose tables are these?")
-    return found
-
-
-def _check_priced(folder: Path, shape: Model) -> None:
-    if folder.name != "tp1":
-        raise ValueError(f"{str(folder)!r}: tables of several GPUs hold no all-reduce: give those of one, in tp1")
-    if shape.experts or shape.latent or shape.num_sliding_layers:
-        raise ValueError(f"{shape.name} has experts, latents or windows, which such tables do not price here")
-
-
-def _attention(path: Path, shape: Model, gpu: str) -> Samples:
-    """Medians of launches that were measured more than once."""
-    counts = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    shots: dict[tuple[float, ...], list[float]] = {}
-    for row in read_columns(path, (*counts, "time_us")):
-        shots.setdefault(tuple(row[name] for name in counts), []).append(1e-6 * row["time_us"])
-    l2_bytes, num_sms = chip_of(gpu)
-    kind = Mixed(shape.num_heads, shape.num_kv_heads, shape.head_dim, 2, l2_bytes, num_sms)
-    points = sorted(shots)
-    samples = Samples(kind, np.array(points), np.array([np.median(shots[point]) for point in points]))
-    alone = samples.where(samples.column("chunk") == 0.0)
-    if len(alone.times) < FEWEST or (samples.column("decodes") == 0.0).sum() < FEWEST:
-        raise ValueError(f"{str(path)!r} has under {FEWEST} launches of decodes alone or of chunks alone: measure them")
-    longest = int(np.argmax(alone.column("decodes") * alone.column("context")))
-    kv_bytes = 4.0 * shape.num_kv_heads * shape.head_dim * float(np.prod(alone.points[longest, 2:]))
-    _check_unit(path, kv_bytes, float(alone.times[longest]))
-    return samples
-
-
-def chip_of(gpu: str) -> tuple[float, int]:
-    """L2 bytes and SMs."""
-    if gpu in CHIPS:
-        return CHIPS[gpu]
-    found = device(gpu)
-    return 1e6 * found.l2_mb, found.num_sms
-
-
-def _skew(path: Path) -> Floats:
-    """Rows in which few contexts are long, as among real requests, and long enough for the launch to notice."""
-    columns = ("n", "nb", "pc", "t_mean_us", "t_max_us", "t_skew_us")
-    rows = np.array([[row[name] for name in columns] for row in read_columns(path, columns)])
-    rows = rows[(rows[:, 1] <= np.maximum(1.0, FEW * rows[:, 0])) & (rows[:, 4] > rows[:, 3])]
-    shares = (rows[:, 5] - rows[:, 3]) / (rows[:, 4] - rows[:, 3])
-    return np.column_stack((rows[:, 0], rows[:, 2], shares))
-
-
-def _by_layer(path: Path, count: str) -> dict[str, dict[float, float]]:
-    rows = csv.DictReader(read_text(path).splitlines())
-    if missing := {"layer", count, "time_us"} - set(rows.fieldnames or ()):
-        raise ValueError(f"{str(path)!r} has no column {', '.join(sorted(missing))}")
-    found: dict[str, dict[float, float]] = {}
-    for number, row in enumerate(rows, start=2):
-        try:
-            x, time = float(row[count]), 1e-6 * float(row["time_us"])
-        except (TypeError, ValueError):
-            raise ValueError(f"{str(path)!r}: line {number} is not a layer, a count and a time") from None
-        if not (0.0 < x < 1e9 and 0.0 < time < 1e3):
-            raise ValueError(f"{str(path)!r}: line {number} says {row['time_us']} us at {row[count]}: both must be above 0")
-        found.setdefault(row["layer"], {})[x] = time
-    return found
-
-
-def _check_layers(path: Path, tables: Mapping[str, Mapping[float, float]], known: tuple[str, ...]) -> None:
-    if missing := [name for name in known if name not in tables and name not in OPTIONAL]:
-        raise ValueError(f"{str(path)!r} has no rows of {', '.join(missing)}: a step without them is no step")
-    if unknown := [name for name in tables if name not in known]:
-        raise ValueError(f"{str(path)!r}: how often a step runs {unknown[0]!r} is not known; known: {', '.join(known)}")
-    if len({tuple(sorted(times)) for times in tables.values()}) > 1:
-        raise ValueError(f"{str(path)!r}: its layers were measured at different counts: measure all at the same")
-
-
-def _check_unit(path: Path, num_bytes: float, seconds: float) -> None:
-    rate = num_bytes / seconds
-    if not SLOWEST <= rate <= FASTEST:
-        raise ValueError(f"{str(path)!r}: {1e-9 * rate:.3g} GB/s is no GPU's: times must be microseconds, are these?")
-
-
-def _summed(tables: Sequence[tuple[Mapping[float, float], int]]) -> Line:
-    nodes = sorted(tables[0][0])
-    times = tuple(sum(num * times[x] for times, num in tables) for x in nodes)
-    return Line(tuple(nodes), times)

@@ -26,6 +26,7 @@ from sim.metrics import Summary, summarise
 from sim.models import Model
 from sim.report import Banded, print_run
 from sim.setup import Setup, basis, memory_wanted, versions
+from sim.sharing import check_sharing
 from sim.simulate import Run, simulate
 from sim.workload.workload import Workload
 
@@ -50,6 +51,7 @@ class Bench:
         setup.objectives()
         workload = setup.load()
         settings = {**(preset(setup.preset) if setup.preset else {}), **setup.engine}
+        check_sharing(EngineConfig.from_dict({"max_model_len": 1, **settings}), workload)  # before a model is loaded
         body = start(setup.model, device, settings, setup.dtype, setup.gpu_memory_utilization, setup.seed)
         settled = {name: getattr(body.config, name) for name in ("num_blocks", "max_model_len")}
         return cls(replace(setup, engine={**setup.engine, **settled}), body, workload)

@@ -42,6 +42,7 @@ from policies.eviction.s3fifo import S3Fifo
 from policies.eviction.sieve import Sieve
 from policies.eviction.slru import SegmentedLru
 from policies.eviction.ttl import TimeToLive
+from policies.eviction.workload_aware import WorkloadAware
 from policies.interfaces import (
     AdmissionPolicy,
     AllocationPolicy,
@@ -80,6 +81,8 @@ from policies.scheduling.dlpm import DeficitLongestPrefixMatch
 from policies.scheduling.drr import DeficitRoundRobin
 from policies.scheduling.edf import EarliestDeadlineFirst
 from policies.scheduling.fcfs import FirstComeFirstServed
+from policies.scheduling.hrrn import HighestResponseRatioNext
+from policies.scheduling.least_slack import LeastSlackFirst
 from policies.scheduling.lpm import LongestPrefixMatch
 from policies.scheduling.priority import PriorityOrder
 from policies.scheduling.sjf import ShortestPromptFirst
@@ -98,8 +101,10 @@ SCHEDULING: dict[str, Callable[..., SchedulingPolicy]] = {
     "fcfs": FirstComeFirstServed,
     "priority": PriorityOrder,
     "sjf": ShortestPromptFirst,
+    "hrrn": HighestResponseRatioNext,
     "srpt": ShortestRemaining,
     "edf": EarliestDeadlineFirst,
+    "least_slack": LeastSlackFirst,
     "lpm": LongestPrefixMatch,
     "vtc": VirtualTokenCounter,
     "dlpm": DeficitLongestPrefixMatch,
@@ -142,6 +147,7 @@ EVICTION: dict[str, Callable[..., EvictionPolicy]] = {
     "queue_informed": QueueInformed,
     "ttl": TimeToLive,
     "class_quota": ClassQuota,
+    "workload_aware": WorkloadAware,
     "belady": Belady,
 }
 ISOLATION: dict[str, Callable[..., IsolationPolicy]] = {

@@ -145,7 +145,7 @@ def _basis(runs: Sequence[Reported], manifest: Mapping[str, Any], lines: Sequenc
         else:
             rows[name] = [text]
     for name, value in manifest.items():
-        if isinstance(value, (str, int, float)) and value != "":
+        if isinstance(value, (str, int, float)) and value != "" and name != "vllm_flags":  # said above
             rows.setdefault(name.replace("_", " "), [str(value)])
     items = [f"<dt>{escape(name)}</dt><dd>{'<br>'.join(map(escape, texts))}</dd>" for name, texts in rows.items()]
     yield section("What this rests on", f"<dl>{''.join(items)}</dl>", *_differences(runs, manifest))

@@ -31,7 +31,9 @@ EXAMPLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "scheduling": {
         "sjf": ("sjf,patience=2", "sjf,window=1", "sjf,patience=0"),
         "srpt": ("srpt", "srpt,error=0.5,input_price=1"),
+        "hrrn": ("hrrn", "hrrn,window=1"),
         "edf": ("edf", "edf,otherwise=2"),
+        "least_slack": ("least_slack,prefill_rate=4", "least_slack,prefill_rate=1,window=1"),
         "lpm": ("lpm,alike=4,next_to_nothing=4", "lpm,fallback_above=6", "lpm,aging=3"),
         "vtc": (
             "vtc",
@@ -65,6 +67,7 @@ EXAMPLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "class_quota,shares=x:0.2,mode=hard",
             "class_quota,shares=x:0.5/y:0.1,mode=protect",
         ),
+        "workload_aware": ("workload_aware", "workload_aware,memory=0.5"),
     },
     "isolation": {
         "hierarchical": ("hierarchical,barrier=4,first=global", "hierarchical,barrier=3"),

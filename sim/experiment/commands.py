@@ -70,6 +70,8 @@ def print_comparison(console: Console, a: str, b: str, found: Comparison, margin
         style="dim",
         highlight=False,
     )
+    best, reason = found.winner
+    console.print(f"better: {f'{best}, ' if best else 'neither, '}{reason}", style="bold", highlight=False)
     for note in found.notes:
         console.print(note, highlight=False)
 

@@ -14,6 +14,7 @@ from typing import Any
 from sim.diff import check_comparable, differences, flat
 from sim.experiment.runner import Outcome, Runner, seeded
 from sim.experiment.statistics import Effect, Equivalence, Looks, equivalence, holm, paired_effect, replications_needed
+from sim.experiment.winner import OVERLOADED, Winner, winner
 from sim.setup import Setup
 
 METRICS = (
@@ -39,12 +40,12 @@ class Compared:
     @property
     def verdict(self) -> str:
         if self.effect.is_exactly_zero:
-            return "the same to the bit"
+            return "exactly equal"
         if self.p_adjusted < 1.0 - self.effect.difference.level:
             return "B is higher" if self.effect.difference.mean > 0 else "B is lower"
         if self.equivalence is not None and self.equivalence.verdict == "equivalent":
             return "equivalent"
-        return "no difference shown"
+        return "none shown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Comparison:
     saturated: Mapping[str, int] = field(default_factory=dict)
     refused: tuple[str, ...] = ()  # metrics left out because of that
     notes: tuple[str, ...] = ()
+    winner: Winner = OVERLOADED
 
 
 def compare(
@@ -178,7 +180,8 @@ def _judged(
         )
         for name, effect in effects.items()
     )
-    return Comparison(found, len(arms.a), compared, saturated, refused, tuple(notes))
+    best = OVERLOADED if saturated else winner(arms.a, arms.b)
+    return Comparison(found, len(arms.a), compared, saturated, refused, tuple(notes), best)
 
 
 def _num_saturated(outcomes: Sequence[Outcome]) -> int:

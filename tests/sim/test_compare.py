@@ -10,6 +10,7 @@ import pytest
 
 from sim.experiment.compare import compare
 from sim.experiment.runner import Outcome, Simulated, play, seeded
+from sim.experiment.winner import winner
 from sim.setup import Setup
 
 SMALL = Setup(workload="chat", rate=8.0, num_requests=60)
@@ -41,7 +42,7 @@ ONE = ("ttft.mean",)
 def test_an_arm_against_itself_is_the_same_to_the_bit() -> None:
     found = compare(SMALL, SMALL, HERE, num=2)
     assert not found.factor
-    assert {each.verdict for each in found.compared} == {"the same to the bit"}
+    assert {each.verdict for each in found.compared} == {"exactly equal"}
 
 
 def test_a_change_of_policy_is_found_and_named() -> None:
@@ -111,3 +112,48 @@ def test_an_unknown_metric_is_refused_with_those_there_are() -> None:
 def test_one_replication_is_none() -> None:
     with pytest.raises(ValueError, match="give no interval"):
         compare(SMALL, SMALL, HERE, num=1)
+
+
+# -- which is better ---------------------------------------------------------------------------------------------------
+
+
+def outcomes(throughput: float, tail: float, batch_tail: float = 1.0, num: int = 12) -> list[Outcome]:
+    """Runs with a common luck of a few percent."""
+    luck = 1.0 + 0.03 * np.random.default_rng(7).standard_normal(num)
+    own = 1.0 + 0.001 * np.random.default_rng(int(1e3 * (throughput + tail + batch_tail))).standard_normal((3, num))
+    return [
+        Outcome(
+            {},
+            {
+                "output_throughput": throughput * by * own[0, i],
+                "ttft": {"p99": tail * by * own[1, i]},
+                "classes": {"batch": {"ttft": {"p99": batch_tail * by * own[2, i]}}},
+            },
+        )
+        for i, by in enumerate(luck.tolist())
+    ]
+
+
+def test_more_throughput_wins_where_no_tail_pays() -> None:
+    found = winner(outcomes(100.0, 1.0), outcomes(105.0, 1.0))
+    assert found.arm == "B" and "output throughput" in found.reason
+
+
+def test_a_shorter_tail_wins_at_equal_throughput() -> None:
+    assert winner(outcomes(100.0, 1.0), outcomes(100.0, 1.1)).arm == "A"
+
+
+def test_s61_the_largest_throughput_does_not_win_if_a_tail_pays_for_it() -> None:
+    """Mutation: TAILS left out of the paths, or only the first sure path judged; both make B win."""
+    found = winner(outcomes(100.0, 1.0), outcomes(130.0, 1.2))
+    assert found.arm is None and "B by output throughput" in found.reason and "A by ttft p99" in found.reason
+
+
+def test_s61_nor_if_one_class_pays_for_it() -> None:
+    """Mutation: the tails of classes left out; B wins then."""
+    found = winner(outcomes(100.0, 1.0), outcomes(130.0, 1.0, batch_tail=1.2))
+    assert found.arm is None and "A by ttft p99 of batch" in found.reason
+
+
+def test_equal_arms_have_no_winner() -> None:
+    assert winner(outcomes(100.0, 1.0), outcomes(100.0, 1.0)).arm is None

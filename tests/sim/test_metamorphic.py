@@ -382,7 +382,8 @@ def test_many_steps_at_once_are_many_steps(batching: str, allocation: str, cost:
         assert jumped.num_evicted_blocks == stepped.num_evicted_blocks, config
         assert jumped.engine.prefix_stats == stepped.engine.prefix_stats, config
         num_plans, num_steps = num_plans + jumped.num_plans, num_steps + stepped.num_plans
-    assert num_plans < 0.9 * num_steps, "hardly anything was taken at once"
+    # Who draws an order that changes by itself, as hrrn's does, takes single steps while anybody waits.
+    assert num_plans < 0.97 * num_steps, "hardly anything was taken at once"
 
 
 def test_preemption_and_eviction_were_among_what_jumps_left_alone() -> None:

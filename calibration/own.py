@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
+from calibration.choose import COVERED, Errors
 from calibration.fit import additive_prices
 from calibration.measure import Measurement
 from calibration.points import PARTS
@@ -18,26 +19,7 @@ from sim.cost.body import BodyCost, BodyCosts, Overhead, Table
 from sim.cost.surface import Surface, monotone
 from sim.cost.work import StepWork
 
-COVERED = 0.68
 NOTHING = Overhead(0.0, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Of priced whole steps over their times, less 1."""
-
-    num: int
-    median: float
-    p95: float
-    bias: float
-
-    @classmethod
-    def of(cls, prices: Floats, times: Floats) -> Errors:
-        off = prices / times - 1.0
-        return cls(
-            len(times),
-            *(round(float(x), 4) for x in (np.median(abs(off)), np.quantile(abs(off), 0.95), np.median(off))),
-        )
 
 
 def body_costs(name: str, measured: Measurement, seed: int = 0) -> BodyCosts:
@@ -65,8 +47,8 @@ def body_costs(name: str, measured: Measurement, seed: int = 0) -> BodyCosts:
     fitted = _with_overhead(parts, [step for step, is_kept in zip(steps, kept, strict=True) if not is_kept])
     prices, times = _priced(fitted, [step for step, is_kept in zip(steps, kept, strict=True) if is_kept])
     spread = float(np.quantile(np.abs(np.log(prices / times)), COVERED))
-    about = {**measured.about, **_quality(measured), "held_out_steps": _told(Errors.of(prices, times))}
-    about["sum_of_parts"] = _told(Errors.of(*_priced(parts, steps)))
+    about = {**measured.about, **_quality(measured), "held_out_steps": Errors.of(prices, times).to_dict()}
+    about["sum_of_parts"] = Errors.of(*_priced(parts, steps)).to_dict()
     return replace(_with_overhead(parts, steps), band=round(float(np.exp(spread)), 4), about=about)
 
 
@@ -150,7 +132,3 @@ def _quality(measured: Measurement) -> dict[str, Any]:
         "spread_of_repeats": round(float(np.median(spreads)), 4),
         "load": round(max(each.load for each in measured.taken), 2),
     }
-
-
-def _told(errors: Errors) -> dict[str, float]:
-    return {"num": errors.num, "median": errors.median, "p95": errors.p95, "bias": errors.bias}

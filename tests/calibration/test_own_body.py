@@ -133,7 +133,7 @@ def true_costs() -> BodyCosts:
 def test_costs_that_were_true_come_out_again() -> None:
     true = true_costs()
     found = body_costs("found", exact(true))
-    assert found.about["held_out_steps"]["p95"] < 0.01
+    assert found.about["held_out_steps"]["p95"] < 1.0  # percent
     assert found.band < 1.01
     for work in (StepWork(8, 8, 8, 8, 4000), StepWork(136, 9, 9, 8, 800, 1, 128 * 129, 128)):
         assert BodyCost(found, DATASHEET).device_time(work) == pytest.approx(

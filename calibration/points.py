@@ -37,10 +37,6 @@ class Point:
         if names is None or len(self.counts) != len(names):
             raise ValueError(f"a point of {self.part!r} has counts {PARTS.get(self.part)}, not {self.counts}")
 
-    @property
-    def named(self) -> dict[str, int]:
-        return dict(zip(PARTS[self.part], self.counts, strict=True))
-
 
 @dataclass(frozen=True, slots=True)
 class Grid:

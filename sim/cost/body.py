@@ -193,7 +193,7 @@ def read_body_costs(path: Path) -> BodyCosts:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path.name}: not a file of body costs ({error})") from None
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise ValueError(f"{path.name}: not a file of body costs; servetwin calibrate body writes them")
+        raise ValueError(f"{path.name}: not a file of body costs: calibration.own makes them of a measurement")
     if content.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(
             f"{path.name}: schema version {content.get('schema_version')!r}, not {SCHEMA_VERSION}: measure again"

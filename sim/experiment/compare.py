@@ -142,12 +142,12 @@ def _without(manifest: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
 
 def _until(arms: Arms, primary: str, precision: float, first: int, most: int) -> bool:
     """Grow until the interval, with all earlier looks paid for, is narrow enough."""
-    looks = Looks(precision, first)
+    looks = Looks(precision, first, is_relative=False)  # of differences that are shares already
     while True:
         arms.grow(min(looks.next_num, most))
         a, b = arms.values(primary)
         base = sum(a) / len(a)
-        if looks.look([(y - x) / base for x, y in zip(a, b, strict=True)]).interval.half_width <= precision:
+        if looks.look([(y - x) / base for x, y in zip(a, b, strict=True)]).is_enough:
             return True
         if looks.next_num > most:
             return False

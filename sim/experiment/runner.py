@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -51,6 +51,3 @@ class Simulated:
 def seeded(setup: Setup, num: int, first: int = 0) -> list[Setup]:
     """The same setup under consecutive seeds, from its own on: arms that share seeds share every draw."""
     return [replace(setup, seed=setup.seed + first + index) for index in range(num)]
-
-
-OnDone = Callable[[], object]

@@ -2,16 +2,73 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from sim.setup import Setup
+import cli_experiments
+from options import (
+    Admission,
+    Allocation,
+    Arrivals,
+    AsyncDepth,
+    Band,
+    Batching,
+    BlockSize,
+    Body,
+    ChunkedPrefill,
+    Config,
+    ContentSize,
+    Convention,
+    Costs,
+    CudaGraphs,
+    Draws,
+    Dtype,
+    Eviction,
+    From,
+    FrontEnd,
+    GpuName,
+    HostBandwidth,
+    Html,
+    Isolation,
+    Journal,
+    Json,
+    KvDtype,
+    LiveModel,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MaxTokens,
+    Memory,
+    ModelName,
+    NumBlocks,
+    NumHostBlocks,
+    NumReplicas,
+    NumRequests,
+    PreemptForWaiting,
+    Preemption,
+    PrefixCaching,
+    Preset,
+    Rate,
+    Records,
+    Routing,
+    Scheduling,
+    Seed,
+    Slo,
+    Staleness,
+    TensorParallel,
+    ThreatDecision,
+    Ticks,
+    Toml,
+    Trace,
+    Transforms,
+    Unit,
+    WorkloadName,
+    setup_of,
+    with_options_of,
+)
 
 app = typer.Typer(
     help="What an LLM server will do, decided by the same policies that can run it.",
@@ -24,73 +81,7 @@ workload_app = typer.Typer(help="Look at a workload, or convert it.", no_args_is
 app.add_typer(workload_app, name="workload")
 calibrate_app = typer.Typer(help="Fit costs to measured kernels.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(calibrate_app, name="calibrate")
-
-Config = Annotated[Path | None, typer.Option(help="TOML file with a run's settings; options here go before it.")]
-From = Annotated[str | None, typer.Option("--from", help="'vllm serve MODEL --flag ...', or the path of its YAML.")]
-Trace = Annotated[str | None, typer.Option(help="Trace or measured result; its format is told by its content.")]
-WorkloadName = Annotated[str | None, typer.Option("--workload", help="Built-in workload: chat, azure-conv, ...")]
-NumRequests = Annotated[int | None, typer.Option(help="Only the first so many requests.")]
-Rate = Annotated[float | None, typer.Option(help="Requests a second; a trace's times are scaled to it.")]
-Seed = Annotated[int | None, typer.Option(help="Of everything that is drawn.")]
-Arrivals = Annotated[str | None, typer.Option(help="poisson; gamma,cv=3; onoff,on=10,off=30; closed,users=32,think=5")]
-Transforms = Annotated[list[str] | None, typer.Option("--transform", help="scale_rate=2; cancel=0.1,patience=5; ...")]
-Ticks = Annotated[str | None, typer.Option(help="Arrivals recorded on a coarse clock: spread or as-is.")]
-Unit = Annotated[str | None, typer.Option(help="Of a trace's times, where it does not say: s, ms, us, ns.")]
-ContentSize = Annotated[int | None, typer.Option(help="Tokens a content id, where the trace does not say.")]
-MaxTokens = Annotated[int | None, typer.Option(help="max_tokens of every request; default: the longest answer's.")]
-ModelName = Annotated[str | None, typer.Option("--model", help="llama-3-8b, qwen3-8b, ..., or a config.json.")]
-GpuName = Annotated[str | None, typer.Option("--gpu", help="h100, h200, a100, ...: servetwin profiles lists them.")]
-TensorParallel = Annotated[int | None, typer.Option(help="GPUs that share the model.")]
-Dtype = Annotated[str | None, typer.Option(help="Of the weights: auto, bfloat16, fp8.")]
-KvDtype = Annotated[str | None, typer.Option(help="Of the KV cache: auto, fp8.")]
-Costs = Annotated[str | None, typer.Option(help="auto: the best there are; datasheet; a profile's name or path.")]
-CudaGraphs = Annotated[str | None, typer.Option(help="full, piecewise or eager.")]
-Memory = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="Share of GPU memory to use.")]
-NumReplicas = Annotated[int | None, typer.Option(help="Engines behind one router.")]
-Routing = Annotated[str | None, typer.Option(help="Which replica? round_robin, prefix_aware, pinned, ...")]
-Staleness = Annotated[float | None, typer.Option(help="How old, in seconds, what the router knows may be.")]
-FrontEnd = Annotated[str | None, typer.Option(help="default, or off: latencies at the engine.")]
-Slo = Annotated[str | None, typer.Option(help="Objectives: ttft_p99<1s,tpot<50ms")]
-Convention = Annotated[str | None, typer.Option(help="What TPOT and ITL mean: vllm, guidellm, aiperf, distserve.")]
-Preset = Annotated[str | None, typer.Option(help="Settings of a real engine: vllm-v1, vllm-v1-priority.")]
-Admission = Annotated[
-    str | None, typer.Option(help="May it come in? accept_all, bounded_queue, class_budgets, token_buckets, shed_late.")
-]
-Scheduling = Annotated[str | None, typer.Option(help="Who is next? fcfs, priority.")]
-Batching = Annotated[str | None, typer.Option(help="How many tokens each? chunked, stall_free, prefill_first, ...")]
-Allocation = Annotated[
-    str | None,
-    typer.Option(help="Which memory is promised? paged_full_prompt, paged_reserve_output, past_future, ..."),
-]
-Preemption = Annotated[str | None, typer.Option(help="Memory is full, who yields? latest, least_computed, ...")]
-PreemptForWaiting = Annotated[
-    bool | None, typer.Option("--preempt-for-waiting/--no-preempt-for-waiting", help="The urgent need not wait.")
-]
-NumHostBlocks = Annotated[int | None, typer.Option(help="KV blocks of the preempted that host memory keeps.")]
-HostBandwidth = Annotated[float | None, typer.Option("--host-bandwidth", help="To host memory, in GB/s.")]
-Eviction = Annotated[str | None, typer.Option(help="Which cached block goes? lru, s3fifo, sieve, gdsf, ...")]
-Isolation = Annotated[str | None, typer.Option(help="Who may share a prefix? global, tenant, user, partition, ...")]
-ThreatDecision = Annotated[str | None, typer.Option(help="Why tenants may share prefixes, if they do: printed.")]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens a KV block.")]
-NumBlocks = Annotated[int | None, typer.Option(help="KV blocks; default: what fits in the GPU's memory.")]
-MaxNumSeqs = Annotated[int | None, typer.Option(help="Requests running at once.")]
-MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens a step.")]
-MaxModelLen = Annotated[int | None, typer.Option(help="Prompt and answer of one request; default: the model's.")]
-PrefixCaching = Annotated[bool | None, typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse prefixes.")]
-ChunkedPrefill = Annotated[bool | None, typer.Option("--chunked-prefill/--no-chunked-prefill", help="Cut prompts.")]
-AsyncDepth = Annotated[int | None, typer.Option(help="Steps in flight: 1, or 2 to schedule ahead.")]
-Journal = Annotated[Path | None, typer.Option(help="Write every input and decision here.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the result here; - for standard output.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write a page with charts here.")]
-Records = Annotated[Path | None, typer.Option(help="Write one row a request: .csv, .jsonl or .parquet.")]
-Toml = Annotated[Path | None, typer.Option("--toml", help="Write these settings here; also beside --json.")]
-Body = Annotated[str, typer.Option(help="cpu or cuda.")]
-LiveModel = Annotated[
-    str | None,
-    typer.Option("--model", help="tiny, small, smollm2-135m, random:SHAPE, a Hugging Face folder, or a .gguf file."),
-]
-Draws = Annotated[int, typer.Option(help="Draw costs so often, instead of a band: each figure with its interval.")]
-Band = Annotated[bool, typer.Option("--band/--no-band", help="Also run with all costs at the ends of their band.")]
+app.add_typer(cli_experiments.app)
 
 
 @app.command()
@@ -157,27 +148,11 @@ def simulate(
 
     for name in ("config", "from_", "band", "draws"):
         given.pop(name)
-    run_simulation(_setup(config, from_, given), Outputs(**outputs), band, draws)
-
-
-def _with_options_of(other: Callable[..., None], **also: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that takes the same options as another, and these besides: (annotation, default) by name."""
-
-    def dress(command: Callable[..., None]) -> Callable[..., None]:
-        parameters = dict(inspect.signature(other, eval_str=True).parameters)
-        for name, (annotation, default) in also.items():
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters[name] = inspect.Parameter(name, kind, default=default, annotation=annotation)
-        in_order = sorted(parameters.values(), key=lambda each: each.kind)
-        setattr(command, "__signature__", inspect.Signature(in_order))  # noqa: B010
-        command.__annotations__ = {name: each.annotation for name, each in parameters.items()}
-        return command
-
-    return dress
+    run_simulation(setup_of(config, from_, given), Outputs(**outputs), band, draws)
 
 
 @app.command()
-@_with_options_of(simulate, model=(LiveModel, None), device=(Body, "cpu"))
+@with_options_of(simulate, model=(LiveModel, None), device=(Body, "cpu"))
 def bench(**given: Any) -> None:
     """Play a workload on a live server, as simulate does on a simulated one; print the same report."""
     outputs = {name: given.pop(name) for name in ("journal", "json", "html", "records", "toml")}
@@ -186,7 +161,7 @@ def bench(**given: Any) -> None:
     from bench import run_bench
     from sim.commands import Outputs
 
-    raise typer.Exit(run_bench(_setup(config, from_, given, model="tiny"), device, Outputs(**outputs)))
+    raise typer.Exit(run_bench(setup_of(config, from_, given, model="tiny"), device, Outputs(**outputs)))
 
 
 @app.command()
@@ -216,24 +191,6 @@ def generate(
     with ExitStack() as stack:
         write, *_ = journals(stack, journal, num_replicas=1) or [None]
         run(body, prompts, wish, write)
-
-
-def _setup(config: Path | None, from_: str | None, given: dict[str, Any], **defaults: Any) -> Setup:
-    """The file's settings, over them a vLLM command's, over them the options; `defaults` where none of them says."""
-    from policies.config import EngineConfig
-    from sim.setup import Setup
-    from sim.vllm_args import parse_command, parse_yaml
-
-    told = {name: value for name, value in given.items() if value not in (None, [])}
-    engine = {name: told.pop(name) for name in list(told) if name in EngineConfig.__dataclass_fields__}
-    base = Setup() if config is None else Setup.from_toml(config)
-    values = {**defaults, **base.to_dict(), **told}
-    values["engine"] = {**base.engine, **engine}
-    setup = Setup.from_dict(values)
-    if from_ is None:
-        return setup
-    is_file = from_.endswith((".yaml", ".yml"))
-    return setup.with_vllm(parse_yaml(Path(from_)) if is_file else parse_command(from_))
 
 
 @app.command()
@@ -277,7 +234,7 @@ def describe(
     given = dict(locals())
     from sim.commands import describe_workload
 
-    describe_workload(_setup(None, None, given))
+    describe_workload(setup_of(None, None, given))
 
 
 @workload_app.command()
@@ -297,7 +254,7 @@ def convert(
     from sim.commands import convert_workload
 
     given.pop("out")
-    convert_workload(_setup(None, None, given), out)
+    convert_workload(setup_of(None, None, given), out)
 
 
 Gpus = Annotated[list[str] | None, typer.Argument(help="h100, h200, ...; all if none is named.")]
@@ -334,34 +291,6 @@ def profiles() -> None:
     from sim.commands import list_profiles
 
     list_profiles()
-
-
-@app.command()
-def compare(
-    a: Annotated[Path, typer.Argument(help="TOML of one arm, as simulate --toml writes it.")],
-    b: Annotated[Path, typer.Argument(help="TOML of the other, alike but for the factor under test.")],
-    num: Annotated[int, typer.Option(help="Seeds, each played in both arms.")] = 20,
-    metric: Annotated[
-        list[str] | None, typer.Option(help="ttft.p99, goodput, ...; the first one decides when to stop.")
-    ] = None,
-    precision: Annotated[
-        float | None, typer.Option(help="Go on until B - A is known to this share of A: 0.01.")
-    ] = None,
-    margin: Annotated[
-        float | None, typer.Option(help="A difference below this share of A does not matter: 0.02.")
-    ] = None,
-    factor: Annotated[str | None, typer.Option(help="All that may differ, by its name: engine.batching.")] = None,
-    json_: Json = None,
-    num_workers: Annotated[int, typer.Option(help="Processes; 0: one a core.")] = 0,
-) -> None:
-    """A/B: the same requests through two setups, what differs and how sure that is."""
-    from sim.experiment.commands import run_compare
-    from sim.experiment.runner import Simulated
-
-    runner = Simulated(num_workers)
-    run_compare(
-        a, b, runner, num=num, metrics=metric or (), precision=precision, margin=margin, factor=factor, out=json_
-    )
 
 
 @app.command()

@@ -10,62 +10,38 @@ import typer
 
 import cli_experiments
 from options import (
-    Admission,
-    Allocation,
     Arrivals,
     AsyncDepth,
     Band,
-    Batching,
     BlockSize,
     Body,
-    ChunkedPrefill,
-    Config,
     ContentSize,
-    Convention,
     Costs,
-    CudaGraphs,
     Draws,
     Dtype,
-    Eviction,
     From,
-    FrontEnd,
     GpuName,
-    HostBandwidth,
     Html,
-    Isolation,
     Journal,
     Json,
-    KvDtype,
     LiveModel,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
-    MaxTokens,
-    Memory,
     ModelName,
     NumBlocks,
-    NumHostBlocks,
-    NumReplicas,
     NumRequests,
-    PreemptForWaiting,
-    Preemption,
     PrefixCaching,
     Preset,
     Rate,
     Records,
-    Routing,
-    Scheduling,
     Seed,
-    Slo,
-    Staleness,
-    TensorParallel,
-    ThreatDecision,
     Ticks,
     Toml,
-    Trace,
     Transforms,
     Unit,
     WorkloadName,
+    of_a_run,
     setup_of,
     with_options_of,
 )
@@ -85,70 +61,22 @@ app.add_typer(cli_experiments.app)
 
 
 @app.command()
-def simulate(
-    config: Config = None,
-    from_: From = None,
-    trace: Trace = None,
-    workload: WorkloadName = None,
-    num_requests: NumRequests = None,
-    rate: Rate = None,
-    seed: Seed = None,
-    arrivals: Arrivals = None,
-    transforms: Transforms = None,
-    ticks: Ticks = None,
-    timestamp_unit: Unit = None,
-    content_size: ContentSize = None,
-    max_tokens: MaxTokens = None,
-    model: ModelName = None,
-    gpu: GpuName = None,
-    tensor_parallel: TensorParallel = None,
-    dtype: Dtype = None,
-    kv_dtype: KvDtype = None,
-    costs: Costs = None,
-    cuda_graphs: CudaGraphs = None,
-    gpu_memory_utilization: Memory = None,
-    num_replicas: NumReplicas = None,
-    routing: Routing = None,
-    load_staleness: Staleness = None,
-    host_bandwidth_gb_s: HostBandwidth = None,
-    front_end: FrontEnd = None,
-    slo: Slo = None,
-    convention: Convention = None,
-    preset: Preset = None,
-    admission: Admission = None,
-    scheduling: Scheduling = None,
-    batching: Batching = None,
-    allocation: Allocation = None,
-    preemption: Preemption = None,
-    preempt_for_waiting: PreemptForWaiting = None,
-    num_host_blocks: NumHostBlocks = None,
-    eviction: Eviction = None,
-    isolation: Isolation = None,
-    threat_decision: ThreatDecision = None,
-    block_size: BlockSize = None,
-    num_blocks: NumBlocks = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    enable_prefix_caching: PrefixCaching = None,
-    enable_chunked_prefill: ChunkedPrefill = None,
-    async_depth: AsyncDepth = None,
-    journal: Journal = None,
-    json: Json = None,
-    html: Html = None,
-    records: Records = None,
-    toml: Toml = None,
-    band: Band = True,
-    draws: Draws = 0,
-) -> None:
+@with_options_of(
+    of_a_run,
+    journal=(Journal, None),
+    json=(Json, None),
+    html=(Html, None),
+    records=(Records, None),
+    toml=(Toml, None),
+    band=(Band, True),
+    draws=(Draws, 0),
+)
+def simulate(band: bool, draws: int, **given: Any) -> None:
     """Play a workload on a simulated server; print latencies, throughput, cache and memory."""
-    given = dict(locals())
     outputs = {name: given.pop(name) for name in ("journal", "json", "html", "records", "toml")}
     from sim.commands import Outputs, run_simulation
 
-    for name in ("config", "from_", "band", "draws"):
-        given.pop(name)
-    run_simulation(setup_of(config, from_, given), Outputs(**outputs), band, draws)
+    run_simulation(setup_of(given.pop("config"), given.pop("from_"), given), Outputs(**outputs), band, draws)
 
 
 @app.command()
@@ -162,6 +90,38 @@ def bench(**given: Any) -> None:
     from sim.commands import Outputs
 
     raise typer.Exit(run_bench(setup_of(config, from_, given, model="tiny"), device, Outputs(**outputs)))
+
+
+Utilisations = Annotated[
+    list[float] | None, typer.Option("--utilisation", help="Share of the largest rate: 0.5, 0.8, 0.95, 1.2.")
+]
+Repeats = Annotated[int, typer.Option(help="Live runs at each load.")]
+
+
+@app.command()
+@with_options_of(bench, costs=(Costs, "body-costs.json"), utilisation=(Utilisations, None), repeats=(Repeats, 5))
+def twin(**given: Any) -> None:
+    """Play a workload live several times and simulate it at measured costs: decisions and latencies side by side."""
+    from bench import Bench
+    from calibration.commands_body import run_twin
+
+    outputs = {name: given.pop(name) for name in ("journal", "json", "html", "records", "toml")}
+    config, from_, device, costs, shares, repeats = (
+        given.pop(name) for name in ("config", "from_", "device", "costs", "utilisation", "repeats")
+    )
+    given.pop("band"), given.pop("draws")
+    run = Bench.of(setup_of(config, from_, given, model="smollm2-135m", num_requests=64), device)
+    raise typer.Exit(run_twin(run.body, run.workload, Path(costs), shares or [0.5, 0.8], repeats, outputs["json"]))
+
+
+@app.command("twin-of")
+def twin_of(
+    folder: Annotated[Path, typer.Argument(help="What python -m calibration.gpu_session wrote.")], json: Json = None
+) -> None:
+    """Simulate the live runs of another machine at the costs that were measured there, and compare."""
+    from calibration.commands_body import run_twin_of
+
+    raise typer.Exit(run_twin_of(folder, json))
 
 
 @app.command()
@@ -229,8 +189,9 @@ def describe(
     ticks: Ticks = None,
     timestamp_unit: Unit = None,
     content_size: ContentSize = None,
+    block_size: BlockSize = None,
 ) -> None:
-    """Rates, lengths, prefix reuse, sessions, and what had to be assumed."""
+    """Rates, lengths, prefix reuse and what stands in its way, sessions, and what had to be assumed."""
     given = dict(locals())
     from sim.commands import describe_workload
 
@@ -283,6 +244,23 @@ def calibrate_check(
     from calibration.commands import check
 
     raise typer.Exit(check(gpus or [], tables, profiles))
+
+
+@calibrate_app.command("body")
+def calibrate_body(
+    model: LiveModel = "smollm2-135m",
+    device: Body = "cpu",
+    out: Annotated[Path, typer.Option(help="The costs, for simulate --costs; measurements go beside it.")] = Path(
+        "body-costs.json"
+    ),
+    grid: Annotated[
+        str | None, typer.Option(help="cpu, cuda, or cpu-small: what is measured; default: the device's.")
+    ] = None,
+) -> None:
+    """Measure this machine's own live body, part by part and in service; write what its steps cost."""
+    from calibration.commands_body import run_calibrate_body
+
+    run_calibrate_body(model or "", device, out, grid)
 
 
 @app.command()

@@ -72,12 +72,65 @@ Html = Annotated[Path | None, typer.Option("--html", help="Write a page with cha
 Records = Annotated[Path | None, typer.Option(help="Write one row a request: .csv, .jsonl or .parquet.")]
 Toml = Annotated[Path | None, typer.Option("--toml", help="Write these settings here; also beside --json.")]
 Body = Annotated[str, typer.Option(help="cpu or cuda.")]
+IsLive = Annotated[bool, typer.Option("--live", help="On the live body, which takes as long as it takes.")]
 LiveModel = Annotated[
     str | None,
     typer.Option("--model", help="tiny, small, smollm2-135m, random:SHAPE, a Hugging Face folder, or a .gguf file."),
 ]
 Draws = Annotated[int, typer.Option(help="Draw costs so often, instead of a band: each figure with its interval.")]
 Band = Annotated[bool, typer.Option("--band/--no-band", help="Also run with all costs at the ends of their band.")]
+
+
+def of_a_run(
+    config: Config = None,
+    from_: From = None,
+    trace: Trace = None,
+    workload: WorkloadName = None,
+    num_requests: NumRequests = None,
+    rate: Rate = None,
+    seed: Seed = None,
+    arrivals: Arrivals = None,
+    transforms: Transforms = None,
+    ticks: Ticks = None,
+    timestamp_unit: Unit = None,
+    content_size: ContentSize = None,
+    max_tokens: MaxTokens = None,
+    model: ModelName = None,
+    gpu: GpuName = None,
+    tensor_parallel: TensorParallel = None,
+    dtype: Dtype = None,
+    kv_dtype: KvDtype = None,
+    costs: Costs = None,
+    cuda_graphs: CudaGraphs = None,
+    gpu_memory_utilization: Memory = None,
+    num_replicas: NumReplicas = None,
+    routing: Routing = None,
+    load_staleness: Staleness = None,
+    host_bandwidth_gb_s: HostBandwidth = None,
+    front_end: FrontEnd = None,
+    slo: Slo = None,
+    convention: Convention = None,
+    preset: Preset = None,
+    admission: Admission = None,
+    scheduling: Scheduling = None,
+    batching: Batching = None,
+    allocation: Allocation = None,
+    preemption: Preemption = None,
+    preempt_for_waiting: PreemptForWaiting = None,
+    num_host_blocks: NumHostBlocks = None,
+    eviction: Eviction = None,
+    isolation: Isolation = None,
+    threat_decision: ThreatDecision = None,
+    block_size: BlockSize = None,
+    num_blocks: NumBlocks = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    enable_prefix_caching: PrefixCaching = None,
+    enable_chunked_prefill: ChunkedPrefill = None,
+    async_depth: AsyncDepth = None,
+) -> None:
+    """The options that say what is run, for commands to take by `with_options_of`; `setup_of` makes a setup of them."""
 
 
 def with_options_of(other: Callable[..., None], **also: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -96,7 +149,7 @@ def with_options_of(other: Callable[..., None], **also: Any) -> Callable[[Callab
     return dress
 
 
-def setup_of(config: Path | None, from_: str | None, given: dict[str, Any], **defaults: Any) -> Setup:
+def setup_of(config: Path | Setup | None, from_: str | None, given: dict[str, Any], **defaults: Any) -> Setup:
     """The file's settings, over them a vLLM command's, over them the options; `defaults` where none of them says."""
     from policies.config import EngineConfig
     from sim.setup import Setup
@@ -104,7 +157,7 @@ def setup_of(config: Path | None, from_: str | None, given: dict[str, Any], **de
 
     told = {name: value for name, value in given.items() if value not in (None, [])}
     engine = {name: told.pop(name) for name in list(told) if name in EngineConfig.__dataclass_fields__}
-    base = Setup() if config is None else Setup.from_toml(config)
+    base = Setup() if config is None else Setup.from_toml(config) if isinstance(config, Path) else config
     values = {**defaults, **base.to_dict(), **told}
     values["engine"] = {**base.engine, **engine}
     setup = Setup.from_dict(values)

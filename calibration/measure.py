@@ -23,12 +23,16 @@ import torch
 
 from backend.start import Body
 from calibration.parts import Parts
-from calibration.points import Grid, Point
+from calibration.points import Grid, Load, Point
+from calibration.quiet import MOST
+from calibration.served import Service, serve
 from calibration.source import kernel_hash
 
 Tick = Callable[[], object]
+LONGEST_SERVED = 1024  # tokens of prompt and answer together, of what is served
+RECORDED = ("layers", "decode", "skewed", "prefill", "write", "gemm")  # no result of theirs goes to the host
 NOISY = 1.3  # wall time over thread time: so much of the machine was somebody else's
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Stopwatch(Protocol):
@@ -46,7 +50,11 @@ class ThreadClock:
 
 
 class EventClock:
-    """Of the GPU, whose L2 is filled with something else before."""
+    """Of the GPU, whose L2 is filled with something else before.
+
+    Parts that wait for nothing are recorded as a graph and replayed: what their launches take from the host is part of
+    a step in service, and is seen there.
+    """
 
     def __init__(self, device: torch.device) -> None:
         size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
@@ -62,6 +70,13 @@ class EventClock:
         end.record()
         torch.cuda.synchronize()
         return begin.elapsed_time(end) * 1e-3, time.perf_counter() - wall
+
+    def recorded(self, call: Callable[[], object]) -> tuple[float, float]:
+        call()  # compiles, and settles workspaces
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        return self.time(graph.replay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,7 @@ class Measurement:
     about: Mapping[str, Any]
     taken: Sequence[Taken]
     ceilings: Sequence[Mapping[str, float]]
+    services: Sequence[Service] = ()
 
     @property
     def waited(self) -> float:
@@ -89,8 +105,13 @@ class Measurement:
         return float(np.median(ratios)) if ratios else 1.0
 
     @property
+    def others(self) -> float:
+        """Cores that other processes used while we served, in the mean."""
+        return float(np.mean([service.others for service in self.services])) if self.services else 0.0
+
+    @property
     def is_noisy(self) -> bool:
-        return self.waited > NOISY
+        return self.waited > NOISY or self.others > MOST
 
     @property
     def drift(self) -> float:
@@ -108,19 +129,22 @@ class Measurement:
 
 
 def measure(body: Body, grid: Grid, out: Path, tick: Tick = lambda: None, seed: int = 0) -> Measurement:
-    """Take every point `num_repeats` times. What `out` holds already, of the same body, is not taken again.
+    """Take every point `num_repeats` times, then serve each load. What `out` holds already, of the same body, is not
+    taken again.
 
     Raises ValueError if `out` is of another body or another grid.
     """
     parts = Parts(body, seed)
     points = grid.points(body.config.max_model_len, parts.weights, seed)
-    about = describe(body, len(points) * grid.num_repeats)
+    about = describe(body, len(points) * grid.num_repeats + len(grid.loads))
     before = resumed(out, about)
     clock: Stopwatch = ThreadClock() if body.device.type == "cpu" else EventClock(body.device)
     with out.open("a") as file:
         if not before.about:
             _write(file, {"about": about})
-        _run(body, parts, clock, _order(points, grid.num_repeats, before, seed), file, tick)
+        if order := _order(points, grid.num_repeats, before, seed):
+            _run(body, parts, clock, order, file, tick)
+        _serve(body, grid.loads[len(before.services) :], file, tick)
     return read_measurement(out)
 
 
@@ -143,6 +167,12 @@ def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], fil
             torch.set_num_threads(threads)
 
 
+def _serve(body: Body, loads: Sequence[Load], file: Any, tick: Tick) -> None:
+    for service in serve(body, loads, min(LONGEST_SERVED, body.config.max_model_len)):
+        _write(file, {"service": service.to_dict()})
+        tick()
+
+
 def _timed(parts: Parts, clock: Stopwatch, point: Point) -> tuple[float, float]:
     call = parts.call(point)
     if point.part == "loop":  # it times itself, by the wall clock
@@ -150,6 +180,8 @@ def _timed(parts: Parts, clock: Stopwatch, point: Point) -> tuple[float, float]:
         return seconds, seconds
     if point.part in ("prepare", "hash"):  # the host's work, whatever the device
         return ThreadClock().time(call)
+    if isinstance(clock, EventClock) and point.part in RECORDED:
+        return clock.recorded(call)
     return clock.time(call)
 
 
@@ -218,7 +250,8 @@ def read_measurement(path: Path) -> Measurement:
         about = next(line["about"] for line in lines if "about" in line)
         taken = [Taken(Point(line["part"], tuple(line["counts"])), line["seconds"], line["wall"], line["load"])
                  for line in lines if "part" in line]  # fmt: skip
-        return Measurement(about, taken, [line["ceilings"] for line in lines if "ceilings" in line])
+        services = [Service.from_dict(line["service"]) for line in lines if "service" in line]
+        return Measurement(about, taken, [line["ceilings"] for line in lines if "ceilings" in line], services)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, StopIteration, ValueError) as error:
         raise ValueError(f"{path}: not a measurement ({type(error).__name__}: {error}): measure again") from None
 

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from calibration.choose import COVERED, Errors
 from calibration.fit import additive_prices
+from calibration.in_service import in_service
+from calibration.journalled import TimedStep
 from calibration.measure import Measurement
 from calibration.points import PARTS
 from calibration.samples import Floats
-from sim.cost.body import BodyCost, BodyCosts, Overhead, Table
+from sim.cost.body import BodyCost, BodyCosts, InService, Table
 from sim.cost.surface import Surface, monotone
 from sim.cost.work import StepWork
 
-NOTHING = Overhead(0.0, 0.0, 0.0, 0.0)
+RUN = 20  # steps one after another that are kept to judge by, or not, together
+FRONT_END = "api_time_per_request", "engine_link_time"
 
 
-def body_costs(name: str, measured: Measurement, seed: int = 0) -> BodyCosts:
-    """Fitted to all parts and to the overhead of whole steps; every third step is kept to judge by.
+def body_costs(name: str, measured: Measurement) -> BodyCosts:
+    """Fitted to all parts, and to steps in service; every third run of steps is kept to judge by, then fitted too.
 
-    Raises ValueError for measurements that lack a part.
+    Raises ValueError for measurements that lack a part, or service.
     """
-    if missing := [part for part in PARTS if part not in {each.point.part for each in measured.taken}]:
+    have = {each.point.part for each in measured.taken} | ({"service"} if measured.services else set())
+    if missing := [part for part in (*PARTS, "service") if part not in have]:
         raise ValueError(f"nothing was measured of {', '.join(missing)}: let the measurement go on to its end")
     parts = BodyCosts(
         name=name,
@@ -36,20 +39,60 @@ def body_costs(name: str, measured: Measurement, seed: int = 0) -> BodyCosts:
         decode=table(measured.times("decode")),
         prefill=table(measured.times("prefill")),
         loop=table(measured.times("loop")),
-        overhead=NOTHING,
+        in_service=InService(),
         per_hashed_block=median(
             seconds / point[0] for point, times in measured.times("hash").items() for seconds in times
         ),
         band=1.0,
+        front_end=_front_end(measured),
     )
-    steps = [(work_of(*counts), median(times)) for counts, times in measured.times("step").items()]
-    kept = np.arange(len(steps)) % 3 == 2
-    fitted = _with_overhead(parts, [step for step, is_kept in zip(steps, kept, strict=True) if not is_kept])
-    prices, times = _priced(fitted, [step for step, is_kept in zip(steps, kept, strict=True) if is_kept])
-    spread = float(np.quantile(np.abs(np.log(prices / times)), COVERED))
-    about = {**measured.about, **_quality(measured), "held_out_steps": Errors.of(prices, times).to_dict()}
-    about["sum_of_parts"] = Errors.of(*_priced(parts, steps)).to_dict()
-    return replace(_with_overhead(parts, steps), band=round(float(np.exp(spread)), 4), about=about)
+    runs = [run for service in measured.services for run in _runs(service.steps)]
+    fitted, num_hiccups = in_service(
+        BodyCost(parts), [step for i, run in enumerate(runs) if i % 3 != 2 for step in run]
+    )
+    errors, band = _judged(replace(parts, in_service=fitted), runs[2::3])
+    whole, _ = in_service(BodyCost(parts), [step for run in runs for step in run])
+    about = {
+        **measured.about,
+        **_quality(measured),
+        "held_out_steps": errors.to_dict(),
+        "num_hiccups": num_hiccups,
+        "sum_of_parts": additivity(parts, measured),
+    }
+    return replace(parts, in_service=whole, band=band, about=about)
+
+
+def _runs(steps: Sequence[TimedStep]) -> list[Sequence[TimedStep]]:
+    return [steps[at : at + RUN] for at in range(0, len(steps), RUN)]
+
+
+def _judged(costs: BodyCosts, runs: Sequence[Sequence[TimedStep]]) -> tuple[Errors, float]:
+    """Errors of single steps, and what covers runs of them."""
+    cost = BodyCost(costs)
+    prices = [np.array([cost.host_time(work) + cost.device_time(work) for work, *_ in run]) for run in runs]
+    times = [np.array([step.duration for step in run]) for run in runs]
+    sums = np.array([p.sum() / t.sum() for p, t in zip(prices, times, strict=True)])
+    spread = float(np.quantile(np.abs(np.log(sums)), COVERED))
+    return Errors.of(np.concatenate(prices), np.concatenate(times)), round(float(np.exp(spread)), 4)
+
+
+def additivity(parts: BodyCosts, measured: Measurement) -> dict[str, dict[str, Any]]:
+    """Whole steps, out of service, beside the sum of their parts: of decodes alone, of chunks alone, of both."""
+    cost = BodyCost(parts)
+    prepared = measured.times("prepare")
+    found: dict[str, list[tuple[float, float]]] = {}
+    for counts, times in measured.times("step").items():
+        kind = "mixed" if counts[0] and counts[2] else "decodes" if counts[0] else "chunks"
+        price = cost.device_time(work_of(*counts)) + median(prepared[counts])
+        found.setdefault(kind, []).append((price, median(times)))
+    return {kind: Errors.of(*np.array(pairs).T).to_dict() for kind, pairs in found.items()}
+
+
+def _front_end(measured: Measurement) -> dict[str, float]:
+    """Into the engine and out of it: one link each way, and what a request takes beside it."""
+    link = fmean(service.deliver for service in measured.services)
+    asks = [service.ask for service in measured.services if service.ask is not None]
+    return dict(zip(FRONT_END, (max(0.0, fmean(asks) - link) if asks else 0.0, link), strict=True))
 
 
 def work_of(decodes: int, context: int, chunk: int, start: int) -> StepWork:
@@ -93,30 +136,6 @@ def _terms(points: Floats) -> Floats:
     return np.column_stack((np.ones(len(points)), points, points.prod(axis=1)))
 
 
-def _with_overhead(parts: BodyCosts, steps: Sequence[tuple[StepWork, float]]) -> BodyCosts:
-    """What the steps took beyond the sum of their parts; where parts alone are too much, nothing is added."""
-    prices, times = _priced(parts, steps)
-    rest = np.maximum(times - prices, 1e-7)
-    terms = np.array(
-        [(1.0, work.num_decodes + work.num_prefills, work.num_tokens, work.decode_context) for work, _ in steps]
-    )
-    # Weighed by the whole step, not by its rest: a small rest of a long step matters little.
-    prices = _least(terms / times[:, None], rest / times)
-    return replace(parts, overhead=Overhead(*(float(f"{price:.6g}") for price in prices)))
-
-
-def _least(terms: Floats, rest: Floats) -> Floats:
-    scale = terms.max(axis=0)
-    scale[scale == 0.0] = 1.0
-    prices: Floats = nnls(terms / scale, rest)[0] / scale
-    return prices
-
-
-def _priced(costs: BodyCosts, steps: Sequence[tuple[StepWork, float]]) -> tuple[Floats, Floats]:
-    cost = BodyCost(costs, None)  # type: ignore[arg-type]
-    return np.array([cost.device_time(work) for work, _ in steps]), np.array([time for _, time in steps])
-
-
 def _quality(measured: Measurement) -> dict[str, Any]:
     spreads = [
         (max(times) - min(times)) / median(times)
@@ -128,7 +147,7 @@ def _quality(measured: Measurement) -> dict[str, Any]:
         "ceilings": [dict(each) for each in measured.ceilings],
         "drift": round(measured.drift, 4),
         "waited": round(measured.waited, 4),
+        "others": round(measured.others, 3),
         "is_noisy": measured.is_noisy,
         "spread_of_repeats": round(float(np.median(spreads)), 4),
-        "load": round(max(each.load for each in measured.taken), 2),
     }

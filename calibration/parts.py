@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from calibration.points import Point
 from policies.prompt import TokenPrompt, seals
 from policies.types import Chunk, Request, StepPlan
 
+if TYPE_CHECKING:
+    from backend.triton_attention import TritonAttention
+
 Call = Callable[[], object]
 
 
@@ -34,13 +38,20 @@ class Passing:
 class Parts:
     """Makes the call of a point. Blocks are drawn anew each time, so that no cache has seen them lately."""
 
-    def __init__(self, body: Body, seed: int = 0) -> None:
+    def __init__(self, body: Body, seed: int = 0, with_triton: bool | None = None) -> None:
+        """`with_triton`: attention by the GPU's kernels; default: where the body is on a GPU."""
         self._body = body
         self._model = body.loaded.decoder
         self._shape = body.model
         self._executor: TorchExecutor = body.executor()
         self._pool = self._executor.pool
         self._rotary = RotaryTable(self._shape.rope, self._shape.head_dim, body.config.max_model_len, body.device)
+        self._triton: TritonAttention | None = None
+        if body.device.type == "cuda" if with_triton is None else with_triton:
+            from backend.triton_attention import TritonAttention
+
+            most = max(512, body.config.max_num_seqs)
+            self._triton = TritonAttention(self._shape, self._pool, self._rotary, most)
         self._rng = np.random.default_rng(seed)
         self._names = count()
         with torch.no_grad():  # zeros would be multiplied as quickly as anything, but denormals would not
@@ -139,8 +150,11 @@ class Parts:
         v = self._normal(num, self._shape.num_kv_heads, self._shape.head_dim)
         return lambda: [attention.attend(layer, q, k, v) for layer in range(self._shape.num_layers)]
 
-    def _prepared(self, batch: Batch) -> CpuAttention:
-        return CpuAttention(self._shape, self._pool, self._rotary, batch)
+    def _prepared(self, batch: Batch) -> CpuAttention | TritonAttention:
+        if self._triton is None:
+            return CpuAttention(self._shape, self._pool, self._rotary, batch)
+        self._triton.begin(self._triton.step_of(batch, self._body.device))
+        return self._triton
 
     def _chunks(self, spans: Sequence[tuple[int, int]]) -> tuple[list[Chunk], list[list[int]]]:
         """Of (start, tokens), each with blocks of its own, scattered over the pool."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,13 @@ class Point:
             raise ValueError(f"a point of {self.part!r} has counts {PARTS.get(self.part)}, not {self.counts}")
 
 
+class Load(NamedTuple):
+    """So many clients, each asking again when it is answered, for so long. 0 clients: one that sleeps between."""
+
+    num_clients: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Counts to measure at. Contexts and chunks beyond `longest` tokens, or pools beyond `most_kv`, are left out."""
@@ -52,6 +60,8 @@ class Grid:
     num_mixed: int
     num_repeats: int
     most_kv: int  # tokens in one batch
+    clients: Sequence[int]  # of each load in service
+    seconds: float  # that each load lasts
 
     def points(self, longest: int, weights: Sequence[tuple[int, int]], seed: int = 0) -> list[Point]:
         """Every point once, `weights` being the model's matrices as (n, k)."""
@@ -69,6 +79,11 @@ class Grid:
         found += [Point("hash", (blocks,)) for blocks in (8, 64)]
         mixed = self._mixed(longest, np.random.default_rng(seed))
         return found + [Point("step", each) for each in mixed] + [Point("prepare", each) for each in mixed]
+
+    @property
+    def loads(self) -> list[Load]:
+        """An idle server's, then more and more clients."""
+        return [Load(0, 0.0), *(Load(num, self.seconds) for num in self.clients)]
 
     def _mixed(self, longest: int, rng: np.random.Generator) -> list[tuple[int, int, int, int]]:
         """Steps as a server takes them: many decodes alone, some with a chunk, few chunks alone."""
@@ -93,10 +108,12 @@ CPU = Grid(
     rows=(1, 2, 4, 8, 16, 32),
     running=(1, 4, 16, 32),
     num_mixed=60,
-    num_repeats=3,
+    num_repeats=5,
     most_kv=32 * 1024,
+    clients=(1, 2, 4, 8, 16, 32),
+    seconds=4.0,
 )
-SMALL_CPU = Grid((1, 4), (16, 128), (2, 32), (0, 64), (1, 4, 32), (1, 4), (1, 4), 6, 2, 1024)
+SMALL_CPU = Grid((1, 4), (16, 128), (2, 32), (0, 64), (1, 4, 32), (1, 4), (1, 4), 6, 2, 1024, (1, 4), 0.2)
 CUDA = Grid(
     batches=(1, 8, 32, 128, 256),
     contexts=(128, 1024, 4096, 8192),
@@ -108,5 +125,7 @@ CUDA = Grid(
     num_mixed=80,
     num_repeats=3,
     most_kv=1024 * 1024,
+    clients=(1, 8, 32, 64, 128, 256),
+    seconds=8.0,
 )
 GRIDS = {"cpu": CPU, "cpu-small": SMALL_CPU, "cuda": CUDA}

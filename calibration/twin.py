@@ -8,12 +8,14 @@ surely outside, `undecided` where the repeats themselves differ too much to tell
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
-from calibration.journalled import timed_steps
+import numpy as np
+
+from calibration.journalled import Told, timed_steps
+from calibration.quiet import MOST, Usage, others
 from policies.catalogue import build
 from policies.config import EngineConfig
 from policies.journal import Replayed, Write, replay
@@ -23,7 +25,7 @@ from sim.frontend import FrontEndTimes
 from sim.match import Match, match
 from sim.metrics import Summary, summarise
 from sim.simulate import Run, simulate
-from sim.workload.workload import Workload
+from sim.workload.workload import WorkItem, Workload
 
 PlayLive = Callable[[Write], Run]  # the workload on a live body, once; its journal is written line by line
 
@@ -56,27 +58,49 @@ class Difference:
         return "undecided"
 
 
+Values = Mapping[str, float]  # by the names of MEASURES
+
+
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One repeat, and the machine's load at its end."""
+    """One repeat. `others`: cores of the machine that worked for other processes meanwhile; nan where nobody looked."""
 
-    summary: Summary
+    values: Values
     journal: Sequence[str]
     replayed: Replayed
-    load: float
+    others: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Twin:
     """`cost_error`: prices of the live runs' own steps over their times, less 1, in sum; `step_error`: the median of
-    single steps' absolute errors."""
+    single steps' absolute errors; `busy`: share of the time that a step was under way."""
 
     differences: Sequence[Difference]
     repeats: Sequence[Live]
     matches: Sequence[Match]
     cost_error: float
     step_error: float
-    utilisation: float  # busy share of the time between the first arrival and the last
+    busy: float
+
+    @classmethod
+    def of(
+        cls, repeats: Sequence[Live], simulated: Values, lines: Sequence[str], cost: StepCost, margins: Values
+    ) -> Twin:
+        """`lines`: the simulation's journal. Raises ValueError for fewer than 2 repeats."""
+        if len(repeats) < 2:
+            raise ValueError(f"{len(repeats)} live repeats tell nothing of chance: ask for 2 or more, better 5")
+        steps = [timed_steps(live.journal) for live in repeats]
+        times = np.array([step.duration for each in steps for step in each])
+        prices = np.array([cost.host_time(s.work) + cost.device_time(s.work) for each in steps for s in each])
+        return cls(
+            differences=[_difference(name, repeats, simulated[name], margins.get(name)) for name in simulated],
+            repeats=repeats,
+            matches=[match(live.journal, lines) for live in repeats],
+            cost_error=float(prices.sum() / times.sum() - 1.0),
+            step_error=float(np.median(np.abs(prices / times - 1.0))),
+            busy=fmean(sum(step.duration for step in each) / max(1e-9, each[-1].end - each[0].end) for each in steps),
+        )
 
     @property
     def num_replayed(self) -> int:
@@ -87,8 +111,17 @@ class Twin:
         return [str(live.replayed.divergence) for live in self.repeats if live.replayed.divergence is not None]
 
     @property
-    def load(self) -> float:
-        return max(live.load for live in self.repeats)
+    def different(self) -> list[str]:
+        return [each.measure for each in self.differences if each.verdict == "different"]
+
+    @property
+    def others(self) -> float:
+        return fmean(live.others for live in self.repeats)
+
+    @property
+    def is_noisy(self) -> bool:
+        """The live runs shared the machine: what they took says nothing of the costs."""
+        return self.others > MOST
 
 
 def compare(
@@ -99,58 +132,53 @@ def compare(
     *,
     num_repeats: int = 5,
     front_end: FrontEndTimes | None = None,
-    margins: Mapping[str, float] = GATES,
+    margins: Values = GATES,
 ) -> Twin:
-    """Raises ValueError for fewer than 2 repeats: one tells nothing of chance."""
-    if num_repeats < 2:
-        raise ValueError(f"{num_repeats} live repeats tell nothing of chance: ask for 2 or more, better 5")
+    """Play the workload live so often, and simulate it; latencies are those at the client's end."""
     repeats = [_live(play_live) for _ in range(num_repeats)]
-    simulated, lines = _simulated(config, workload, cost, front_end)
-    prices, times = _priced([live.journal for live in repeats], cost)
-    return Twin(
-        differences=[_difference(name, repeats, simulated, margins.get(name)) for name in MEASURES],
-        repeats=repeats,
-        matches=[match(live.journal, lines) for live in repeats],
-        cost_error=sum(prices) / sum(times) - 1.0,
-        step_error=median(abs(price / time - 1.0) for price, time in zip(prices, times, strict=True)),
-        utilisation=median(live.summary.busy_time / live.summary.duration for live in repeats),
-    )
+    lines: list[str] = []
+    run = simulate(config, workload, cost, lines.append, jumps=False, front_end=front_end)
+    return Twin.of(repeats, values(summarise(run)), lines, cost, margins)
+
+
+def from_journals(journals: Sequence[Sequence[str]], cost: StepCost, margins: Values = GATES) -> Twin:
+    """Of live runs of one workload on a machine that is not here: simulate what the first journal tells was asked.
+
+    Latencies are those at the engine, from the intended arrivals.
+    """
+    told = [Told.of(journal) for journal in journals]
+    repeats = [
+        Live(each.latencies(), journal, replay(journal, build)) for each, journal in zip(told, journals, strict=True)
+    ]
+    lines: list[str] = []
+    simulate(told[0].config, _workload(told[0]), cost, lines.append, jumps=False)
+    return Twin.of(repeats, Told.of(lines).latencies(), lines, cost, margins)
+
+
+def _workload(told: Told) -> Workload:
+    items = [WorkItem(request, num_tokens) for request, num_tokens in told.asked()]
+    return Workload("as journalled", sorted(items, key=lambda item: item.request.arrival_time))
 
 
 def _live(play_live: PlayLive) -> Live:
     journal: list[str] = []
+    since = Usage.now()
     run = play_live(journal.append)
-    return Live(summarise(run), journal, replay(journal, build), os.getloadavg()[0])
+    used = others(since)
+    return Live(values(summarise(run)), journal, replay(journal, build), used)
 
 
-def _simulated(
-    config: EngineConfig, workload: Workload, cost: StepCost, front_end: FrontEndTimes | None
-) -> tuple[Summary, list[str]]:
-    lines: list[str] = []
-    run = simulate(config, workload, cost, lines.append, jumps=False, front_end=front_end)
-    return summarise(run), lines
+def _difference(name: str, repeats: Sequence[Live], predicted: float, margin: float | None) -> Difference:
+    measured = [live.values[name] for live in repeats]
+    error = mean_interval([predicted / each - 1.0 for each in measured])
+    return Difference(name, fmean(measured), predicted, error, margin)
 
 
-def _priced(journals: Sequence[Sequence[str]], cost: StepCost) -> tuple[list[float], list[float]]:
-    """What the cost says of each live step, and what it took."""
-    steps = [step for journal in journals for step in timed_steps(journal)]
-    prices = [cost.host_time(step.work) + cost.device_time(step.work) for step in steps]
-    return prices, [step.duration for step in steps]
+def values(summary: Summary) -> dict[str, float]:
+    return {name: _value(summary, name) for name in MEASURES}
 
 
-def _difference(name: str, repeats: Sequence[Live], simulated: Summary, margin: float | None) -> Difference:
-    predicted = value(simulated, name)
-    measured = [value(live.summary, name) for live in repeats]
-    return Difference(
-        name,
-        sum(measured) / len(measured),
-        predicted,
-        mean_interval([predicted / each - 1.0 for each in measured]),
-        margin,
-    )
-
-
-def value(summary: Summary, name: str) -> float:
+def _value(summary: Summary, name: str) -> float:
     found: object = summary
     for part in name.split("."):
         found = getattr(found, part)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.config import EngineConfig
 from policies.engine import EngineCore, Policies
@@ -180,28 +180,45 @@ class Replayed:
     divergence: Divergence | None
 
 
-def replay(lines: Iterable[str], build: Callable[[EngineConfig, Write], EngineCore]) -> Replayed:
-    """Feed the inputs of a journal to a fresh engine; stop at the first line that comes out different.
+class Followed(NamedTuple):
+    """A line, and the engine as it stands behind it; to be read, not called. `divergence` ends a replay."""
+
+    line: Line
+    engine: EngineCore
+    divergence: Divergence | None = None
+
+
+def follow(lines: Iterable[str], build: Callable[[EngineConfig, Write], EngineCore]) -> Iterator[Followed]:
+    """Feed the inputs of a journal to a fresh engine, line by line, up to the first that comes out different.
 
     Raises ValueError for what is not a journal, or is cut short in the middle of a line.
     """
     found: list[str] = []
     engine: EngineCore | None = None
-    num_lines = num_decisions = 0
     plans: dict[int, StepPlan] = {}
-    for num_lines, (text, line) in enumerate(_parsed(lines), 1):
+    for number, (text, line) in enumerate(_parsed(lines), 1):
         if engine is None:
             engine = build(_config_of(line), found.append)
         else:
-            _feed(engine, line, plans, num_lines)
+            _feed(engine, line, plans, number)
         if found != [text]:
             shown = " | ".join(found) or "nothing"
-            return Replayed(num_lines, num_decisions, Divergence(num_lines, text, shown, _describe(engine)))
-        num_decisions += "plan" in line or "add" in line or "idle" in line
+            yield Followed(line, engine, Divergence(number, text, shown, _describe(engine)))
+            return
+        yield Followed(line, engine)
         engine.drain_records()
         found.clear()
     if engine is None:
         raise ValueError("the journal is empty: expected a first line with its version and configuration")
+
+
+def replay(lines: Iterable[str], build: Callable[[EngineConfig, Write], EngineCore]) -> Replayed:
+    """Follow a journal to its end, or to the first line that comes out different; raises as `follow` does."""
+    num_lines = num_decisions = 0
+    for num_lines, (line, _, divergence) in enumerate(follow(lines, build), 1):
+        if divergence is not None:
+            return Replayed(num_lines, num_decisions, divergence)
+        num_decisions += "plan" in line or "add" in line or "idle" in line
     return Replayed(num_lines, num_decisions, None)
 
 
@@ -234,7 +251,7 @@ def _feed(engine: EngineCore, line: Line, plans: dict[int, StepPlan], number: in
 def _feed_one(engine: EngineCore, line: Line, plans: dict[int, StepPlan]) -> None:
     now = line["now"]
     if "add" in line:
-        engine.add(_request(line), now)
+        engine.add(request_of(line), now)
     elif "abort" in line:
         engine.abort(line["abort"], now)
     elif "plan" in line or "idle" in line:
@@ -251,7 +268,7 @@ def _feed_one(engine: EngineCore, line: Line, plans: dict[int, StepPlan]) -> Non
         raise KeyError("a known kind of line")
 
 
-def _request(line: Line) -> Request:
+def request_of(line: Line) -> Request:
     keys = [key for first, count in line.get("keys", ()) for key in range(first, first + count)]
     return Request(
         request_id=line["add"],

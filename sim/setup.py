@@ -19,7 +19,7 @@ from sim.capacity import Demand, demand, kv_blocks
 from sim.conventions import check_convention
 from sim.cost import DatasheetCost, MeasuredCost
 from sim.cost.best import Cost, cost_of
-from sim.cost.body import BodyCost
+from sim.cost.body import BodyCost, body_behind
 from sim.cost.graphs import largest_capture
 from sim.cost.server import ServedCost, server_behind
 from sim.frontend import FrontEndTimes
@@ -165,6 +165,8 @@ class Setup:
         for name in self.front_end_times:
             if name not in known:
                 raise ValueError(f"unknown front-end setting {name!r}; known: {', '.join(sorted(known))}")
+        if (body := body_behind(self.costs)) is not None:
+            return FrontEndTimes.off(**{**body.front_end, **self.front_end_times})
         server = server_behind(self.costs)
         if server is not None and server.front_end is None and not self.front_end_times:
             return None  # its latencies were taken at the engine

@@ -1,7 +1,7 @@
 """Costs of our own live body: tables of what each part of a step took, and prices of what lies between the parts.
 
-A step is its layers, its LM head, attention of decodes and of prefills, each of the whole model; an overhead by
-requests, tokens and context that whole steps showed beside them; and one turn of the loop, on the host.
+A step is its layers, its LM head, attention of decodes and of prefills, each of the whole model and at what it takes in
+service; an overhead that steps in service showed beside them; and one turn of the loop, on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sim.cost.work import StepWork
 from sim.hardware import Device
 from sim.models.shape import Model
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 KIND = "body costs"
 
 
@@ -55,24 +55,35 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
-    """Seconds of a step beside its parts, by what it is built from."""
+class InService:
+    """What parts take in a running server over what each takes alone, and seconds of a step beside its parts."""
 
-    per_step: float
-    per_request: float
-    per_token: float
-    per_context: float  # a token that decodes attend to
+    layers: float = 1.0
+    head: float = 1.0
+    decode: float = 1.0
+    prefill: float = 1.0
+    per_step: float = 0.0
+    per_prefill: float = 0.0  # a chunk
+    per_request: float = 0.0
+    per_token: float = 0.0
+    per_context: float = 0.0  # a token that decodes attend to
 
-    def time(self, work: StepWork) -> float:
-        requests = work.num_decodes + work.num_prefills
-        time = self.per_step + self.per_request * requests
+    def __post_init__(self) -> None:
+        if not all(0.0 <= value < math.inf for value in asdict(self).values()):
+            raise ValueError(f"factors and prices must be finite and 0 or more: {asdict(self)}")
+
+    def beside(self, work: StepWork) -> float:
+        """Seconds of a step that are no part's."""
+        time = self.per_step + self.per_prefill * work.num_prefills
+        time += self.per_request * (work.num_decodes + work.num_prefills)
         return time + self.per_token * work.num_tokens + self.per_context * work.decode_context
 
 
 @dataclass(frozen=True, slots=True)
 class BodyCosts:
     """`layers` by tokens, `head` by rows, `decode` by batch and mean context, `prefill` by chunk and start, `loop` by
-    running requests. `band`: whole steps times and by it cover 68 %. `about`: device, model, versions, kernels, errors.
+    running requests. `front_end`: settings of FrontEndTimes. `band`: runs of steps times and by it cover 68 %.
+    `about`: device, model, versions, kernels, errors.
     """
 
     name: str
@@ -81,9 +92,10 @@ class BodyCosts:
     decode: Table
     prefill: Table
     loop: Table
-    overhead: Overhead
+    in_service: InService
     per_hashed_block: float
     band: float
+    front_end: Mapping[str, float] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     content_hash: str = ""
 
@@ -96,16 +108,16 @@ class BodyCosts:
     def to_json(self) -> str:
         content = {"schema_version": SCHEMA_VERSION, "kind": KIND, **asdict(self)}
         del content["content_hash"]
-        content["about"] = dict(self.about)
+        content |= {"about": dict(self.about), "front_end": dict(self.front_end)}
         return json.dumps({"content_hash": content_hash(content), **content}, allow_nan=False) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyCost:
-    """Steps as a body of ours takes them. `rest` names the model and GPU that the caller gave, and prices nothing."""
+    """Steps as a body of ours takes them. `rest` names the model and GPU that a caller gave, and prices nothing."""
 
     costs: BodyCosts
-    rest: DatasheetCost
+    rest: DatasheetCost | None = None
     scale: float = 1.0
     _decodes: dict[int, Line] = field(init=False, repr=False, compare=False, default_factory=dict)  # by batch
 
@@ -116,20 +128,25 @@ class BodyCost:
         return self.costs.band
 
     @property
+    def _named(self) -> DatasheetCost:
+        assert self.rest is not None, "costs of a body alone name no model and no GPU"
+        return self.rest
+
+    @property
     def model(self) -> Model:
-        return self.rest.model
+        return self._named.model
 
     @property
     def device(self) -> Device:
-        return self.rest.device
+        return self._named.device
 
     @property
     def tensor_parallel(self) -> int:
-        return self.rest.tensor_parallel
+        return self._named.tensor_parallel
 
     @property
     def cuda_graphs(self) -> str:
-        return self.rest.cuda_graphs
+        return self._named.cuda_graphs
 
     @property
     def host_time_per_step(self) -> float:
@@ -150,15 +167,19 @@ class BodyCost:
     def device_time(self, work: StepWork) -> float:
         if not work.num_tokens:
             return 0.0
-        costs = self.costs
-        time = costs.layers.at(work.num_tokens) + costs.overhead.time(work)
-        if work.num_sampled:
-            time += costs.head.at(work.num_sampled)
-        if work.num_decodes:
-            time += self._decode_line(work.num_decodes).at(work.decode_context / work.num_decodes)
-        if work.num_prefills:
-            time += self._prefill_time(work)
-        return self.scale * time
+        by = self.costs.in_service
+        layers, head, decode, prefill = self.parts(work)
+        time = by.layers * layers + by.head * head + by.decode * decode + by.prefill * prefill
+        return self.scale * (time + by.beside(work))
+
+    def parts(self, work: StepWork) -> tuple[float, float, float, float]:
+        """Seconds of layers, head, decodes' and prefills' attention, each alone."""
+        return (
+            self.costs.layers.at(work.num_tokens),
+            self.costs.head.at(work.num_sampled) if work.num_sampled else 0.0,
+            self._decode_line(work.num_decodes).at(work.decode_context / work.num_decodes) if work.num_decodes else 0.0,
+            self._prefill_time(work) if work.num_prefills else 0.0,
+        )
 
     def _decode_line(self, batch: int) -> Line:
         line = self._decodes.get(batch)
@@ -193,7 +214,7 @@ def read_body_costs(path: Path) -> BodyCosts:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path.name}: not a file of body costs ({error})") from None
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise ValueError(f"{path.name}: not a file of body costs: calibration.own makes them of a measurement")
+        raise ValueError(f"{path.name}: not a file of body costs: servetwin calibrate body writes them")
     if content.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(
             f"{path.name}: schema version {content.get('schema_version')!r}, not {SCHEMA_VERSION}: measure again"
@@ -211,9 +232,10 @@ def _of(content: Mapping[str, Any]) -> BodyCosts:
     return BodyCosts(
         name=content["name"],
         **tables,
-        overhead=Overhead(**content["overhead"]),
+        in_service=InService(**content["in_service"]),
         per_hashed_block=content["per_hashed_block"],
         band=content["band"],
+        front_end=content["front_end"],
         about=content["about"],
         content_hash=content["content_hash"],
     )

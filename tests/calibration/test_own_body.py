@@ -6,22 +6,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from backend.start import Body, start
-from calibration.journalled import timed_steps
+from calibration.journalled import TimedStep, timed_steps
 from calibration.measure import Measurement, Taken, measure, read_measurement
 from calibration.own import body_costs, table, work_of
-from calibration.points import GRIDS, Point
+from calibration.points import GRIDS, Load, Point
+from calibration.served import Service
 from calibration.twin import PlayLive, compare
 from policies.config import EngineConfig
 from policies.journal import Write
-from sim.cost import AffineCost, DatasheetCost
-from sim.cost.body import BodyCost, BodyCosts, Overhead, body_behind, read_body_costs
+from sim.cost import AffineCost
+from sim.cost.body import BodyCost, BodyCosts, InService, body_behind, read_body_costs
 from sim.cost.work import StepWork
-from sim.hardware import device
-from sim.models import model
 from sim.simulate import Run, simulate
 from sim.workload.generate import poisson
 
@@ -92,20 +92,23 @@ def test_a_point_names_its_part_and_has_its_counts() -> None:
 # -- costs -----------------------------------------------------------------------------------------------------------
 
 
-def exact(parts: BodyCosts) -> Measurement:
+def exact(true: BodyCosts) -> Measurement:
     """A measurement of a body that takes exactly as long as these costs say."""
-    cost = BodyCost(parts, DATASHEET)
+    cost = BodyCost(true)
     points = GRIDS["cpu"].points(2048, [(64, 64)])
     seconds = {
-        "layers": parts.layers.at, "head": parts.head.at, "decode": parts.decode.at, "prefill": parts.prefill.at,
-        "loop": parts.loop.at, "step": lambda *counts: cost.device_time(work_of(*counts)),
-        "hash": lambda blocks: blocks * parts.per_hashed_block,
+        "layers": true.layers.at, "head": true.head.at, "decode": true.decode.at, "prefill": true.prefill.at,
+        "loop": true.loop.at, "step": lambda *counts: sum(cost.parts(work_of(*counts))), "prepare": lambda *_: 1e-9,
+        "hash": lambda blocks: blocks * true.per_hashed_block,
     }  # fmt: skip
     taken = [Taken(point, seconds.get(point.part, lambda *_: 1e-3)(*point.counts), 1.0, 0.0) for point in points]
-    return Measurement({"kernels": "x"}, taken, [{"copy": 1.0, "gemm": 1.0}] * 3)
-
-
-DATASHEET = DatasheetCost(model("tiny"), device("h100"))
+    works = [work_of(*point.counts) for point in points if point.part == "step"]
+    steps = [TimedStep(work, cost.host_time(work) + cost.device_time(work)) for work in works]
+    services = [
+        Service(Load(0, 0.0), 1.0, steps, ask=2e-3, deliver=5e-4, others=0.0),
+        Service(Load(8, 1.0), 1.0, steps, ask=None, deliver=5e-4, others=0.0),
+    ]
+    return Measurement({"kernels": "x"}, taken, [{"copy": 1.0, "gemm": 1.0}] * 3, services)
 
 
 def plane(*axes: tuple[float, ...]) -> dict[tuple[int, ...], list[float]]:
@@ -124,7 +127,7 @@ def true_costs() -> BodyCosts:
         decode=table(plane(tuple(map(float, grid.batches)), tuple(map(float, grid.contexts)))),
         prefill=table(plane(tuple(map(float, grid.chunks)), tuple(map(float, grid.starts)))),
         loop=table(plane(tuple(map(float, grid.running)))),
-        overhead=Overhead(2e-4, 3e-5, 1e-6, 1e-8),
+        in_service=InService(layers=1.1, per_step=2e-4, per_request=3e-5, per_token=1e-6),
         per_hashed_block=2e-6,
         band=1.0,
     )
@@ -134,14 +137,43 @@ def test_costs_that_were_true_come_out_again() -> None:
     true = true_costs()
     found = body_costs("found", exact(true))
     assert found.about["held_out_steps"]["p95"] < 1.0  # percent
-    assert found.band < 1.01
+    assert found.band < 1.01 and found.about["num_hiccups"] == 0
+    assert found.about["sum_of_parts"]["mixed"]["p95"] < 0.1
     for work in (StepWork(8, 8, 8, 8, 4000), StepWork(136, 9, 9, 8, 800, 1, 128 * 129, 128)):
-        assert BodyCost(found, DATASHEET).device_time(work) == pytest.approx(
-            BodyCost(true, DATASHEET).device_time(work), rel=0.01
-        )
-        assert BodyCost(found, DATASHEET).host_time(work) == pytest.approx(
-            BodyCost(true, DATASHEET).host_time(work), rel=0.01
-        )
+        assert BodyCost(found).device_time(work) == pytest.approx(BodyCost(true).device_time(work), rel=0.01)
+        assert BodyCost(found).host_time(work) == pytest.approx(BodyCost(true).host_time(work), rel=0.01)
+
+
+def test_what_a_request_waits_for_at_the_door_is_split_into_a_link_each_way_and_a_rest() -> None:
+    assert body_costs("found", exact(true_costs())).front_end == pytest.approx(
+        {"api_time_per_request": 1.5e-3, "engine_link_time": 5e-4}
+    )
+
+
+def test_a_pause_of_the_machine_is_no_price_of_a_step() -> None:
+    true = true_costs()
+    measured = exact(true)
+    steps = list(measured.services[0].steps)
+    steps[3] = TimedStep(steps[3].work, 20 * steps[3].duration)
+    paused = replace(measured, services=[measured.services[0]._replace(steps=steps), measured.services[1]])
+    found = body_costs("found", paused)
+    work = StepWork(8, 8, 8, 8, 4000)
+    assert BodyCost(found).device_time(work) == pytest.approx(BodyCost(true).device_time(work), rel=0.01)
+    assert found.about["num_hiccups"] == 1
+
+
+def test_noise_that_is_even_leaves_sums_of_steps_where_they_were() -> None:
+    """Fitted in shares of each measured time, prices would come out low by the square of the noise."""
+    true, rng = true_costs(), Random(1)
+    measured = exact(true)
+    noisy = [
+        each._replace(steps=[TimedStep(w, t * rng.choice((0.6, 1.4))) for w, t, _ in each.steps for _ in range(20)])
+        for each in measured.services
+    ]
+    found = BodyCost(body_costs("found", replace(measured, services=noisy)))
+    works = [work for work, *_ in measured.services[0].steps]
+    prices = sum(found.host_time(work) + found.device_time(work) for work in works)
+    assert prices == pytest.approx(sum(t for service in noisy for _, t, _ in service.steps) / 40, rel=0.01)
 
 
 def test_a_measured_body_is_priced_and_comes_back_from_its_file(measured: Measurement, tmp_path: Path) -> None:
@@ -155,9 +187,14 @@ def test_a_measured_body_is_priced_and_comes_back_from_its_file(measured: Measur
 
 def test_a_file_that_was_edited_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text(true_costs().to_json().replace("0.0002", "0.0003"))
+    path.write_text(true_costs().to_json().replace("0.0002", "0.0003", 1))
     with pytest.raises(ValueError, match="does not match its hash"):
         read_body_costs(path)
+
+
+def test_service_that_is_missing_is_named(measured: Measurement) -> None:
+    with pytest.raises(ValueError, match="nothing was measured of service"):
+        body_costs("tiny", replace(measured, services=()))
 
 
 def test_a_part_that_is_missing_is_named(measured: Measurement) -> None:

@@ -1,0 +1,220 @@
+"""What `servetwin calibrate body` and `servetwin twin` do: measure a live body, and hold it against its twin."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import liverun
+from backend.start import Body, start
+from calibration.gpu_session import journals
+from calibration.measure import Measurement, measure
+from calibration.offered import at_rate, largest_rate
+from calibration.own import body_costs
+from calibration.points import GRIDS
+from calibration.source import kernel_hash
+from calibration.twin import Twin, compare, from_journals
+from sim.cost.body import BodyCost, BodyCosts, read_body_costs
+from sim.files import whole_file
+from sim.frontend import FrontEndTimes
+from sim.report import seconds
+from sim.workload.workload import Workload
+
+SEATS = {"cpu": 32, "cuda": 256}
+NUM_BLOCKS = {"cpu": 4096, "cuda": None}
+
+
+def run_calibrate_body(model: str, device: str, out: Path, grid: str | None) -> BodyCosts:
+    """Measure, fit, write; what was measured already is kept beside `out` and not measured again."""
+    wanted = {"max_num_seqs": SEATS[device], "max_model_len": 2048, "num_blocks": NUM_BLOCKS[device]}
+    body = start(model, device, {name: value for name, value in wanted.items() if value is not None})
+    costs = calibrated(body, out, grid or device)
+    print_costs(Console(), costs, out)
+    return costs
+
+
+def calibrated(body: Body, out: Path, grid: str) -> BodyCosts:
+    """The costs of this body, written to `out`; measurements go beside it as they are taken."""
+    if grid not in GRIDS:
+        raise ValueError(f"unknown grid {grid!r}; known: {', '.join(GRIDS)}")
+    measured = with_progress(body, grid, out.with_suffix(".measured.jsonl"))
+    costs = body_costs(f"{body.model.name} on {measured.about['device']}", measured)
+    with whole_file(out) as file:
+        file.write(costs.to_json())
+    return costs
+
+
+def with_progress(body: Body, grid: str, path: Path) -> Measurement:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return measure(body, GRIDS[grid], path)
+    steps = iter(track(range(10**9), "measuring", console=console, transient=True))
+    return measure(body, GRIDS[grid], path, lambda: next(steps))
+
+
+def print_costs(console: Console, costs: BodyCosts, out: Path) -> None:
+    console.print(f"{out}: {costs.name}, kernels {costs.about['kernels']}", style="bold", highlight=False)
+    for line in cost_lines(costs):
+        console.print(line, highlight=False)
+    if costs.about["is_noisy"]:
+        console.print(noisy(costs.about["others"]), style="bold red", highlight=False)
+
+
+def cost_lines(costs: BodyCosts) -> list[str]:
+    about = costs.about
+    held, mixed = about["held_out_steps"], about["sum_of_parts"].get("mixed")
+    lines = [
+        f"{about['num_measurements']} measurements; repeats differ by {100 * about['spread_of_repeats']:.1f} %, "
+        f"ceilings by {100 * about['drift']:.1f} %; {about['others']:.2f} cores worked for others",
+        f"{held['num']:,} steps in service that were not fitted: off by {held['median']} % in the median, p95 "
+        f"{held['p95']} %; 68 % of runs of 20 steps within x {costs.band:g}",
+        "in service: " + ", ".join(f"{name} {value:.3g}" for name, value in asdict(costs.in_service).items() if value),
+    ]
+    if mixed:
+        lines.append(
+            f"whole mixed steps over the sum of their parts, alone: median {mixed['median']} %, bias {mixed['bias']} %"
+        )
+    return lines
+
+
+# -- the twin ---------------------------------------------------------------------------------------------------------
+
+
+def run_twin(
+    body: Body,
+    workload: Workload,
+    costs_file: Path,
+    utilisations: Sequence[float],
+    num_repeats: int,
+    out: Path | None,
+) -> int:
+    """0 if all replays were equal and nothing was found different, else 1. Calibrates if there are no costs yet."""
+    costs = _costs(body, costs_file)
+    console = Console()
+    cost = BodyCost(costs)
+    most = largest_rate(body.config, workload, cost)
+    console.print(
+        f"{costs.name}; {workload.name} on {body.config.max_num_seqs} seats: {most:.3g} requests a second at most "
+        "(simulated)",
+        style="bold",
+        highlight=False,
+    )
+    found = {}
+    for share in utilisations:
+        load = at_rate(workload, share * most)
+        found[share] = twin = compare(
+            lambda write, load=load: liverun.play(body, load, write)[0],  # type: ignore[misc]
+            body.config,
+            load,
+            cost,
+            num_repeats=num_repeats,
+            front_end=FrontEndTimes.off(**costs.front_end),
+        )
+        print_twin(console, f"at {share:.3g} of it, {share * most:.3g} requests a second", twin)
+    _write(out, {f"{share:g}": twin for share, twin in found.items()})
+    return int(any(twin.divergences or twin.different for twin in found.values()))
+
+
+def run_twin_of(folder: Path, out: Path | None) -> int:
+    """0 if all replays were equal. Twins of the live runs that calibration.gpu_session wrote."""
+    costs = read_body_costs(folder / "costs.json")
+    console, cost, found = Console(), BodyCost(costs), {}
+    print_costs(console, costs, folder / "costs.json")
+    for (batching, share), lines in journals(folder).items():
+        title = f"{batching}, {share:g} of the largest rate"
+        if len(lines) < 2:
+            console.print(f"{title}: one live run only, which tells nothing of chance", highlight=False)
+            continue
+        found[title] = twin = from_journals(lines, cost)
+        print_twin(console, f"{title}, latencies at the engine", twin)
+    _write(out, found)
+    return int(any(twin.divergences for twin in found.values()))
+
+
+def _write(out: Path | None, twins: Mapping[str, Twin]) -> None:
+    if out is not None:
+        with whole_file(out) as file:
+            json.dump({name: to_dict(twin) for name, twin in twins.items()}, file, indent=1)
+            file.write("\n")
+
+
+def _costs(body: Body, path: Path) -> BodyCosts:
+    """Raises ValueError for costs of other kernels: they price another body."""
+    if not path.is_file():
+        return calibrated(body, path, body.device.type)
+    costs = read_body_costs(path)
+    if costs.about["kernels"] != (here := kernel_hash()):
+        raise ValueError(
+            f"{path}: measured on kernels {costs.about['kernels']}, but these are {here}: remove it to calibrate again"
+        )
+    if (named := costs.about["model"]["name"]) != body.model.name:
+        raise ValueError(f"{path}: costs of {named}, not of {body.model.name}: name another file by --costs")
+    return costs
+
+
+def print_twin(console: Console, title: str, twin: Twin) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", "live", "simulated", "off by, 95 %", "margin", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for each in twin.differences:
+        show = seconds if "." in each.measure else "{:.4g}".format
+        table.add_row(
+            each.measure.replace(".", " ").replace("_", " "),
+            show(each.live),
+            show(each.simulated),
+            f"{100 * each.error.mean:+.1f} ± {100 * each.error.half_width:.1f} %",
+            "" if each.margin is None else f"{100 * each.margin:.0f} %",
+            each.verdict,
+        )
+    console.print(f"\n{title}", style="bold", highlight=False)
+    console.print(table, highlight=False)
+    for line in summary_lines(twin):
+        console.print(line, highlight=False)
+    if twin.is_noisy:
+        console.print(noisy(twin.others), style="bold red", highlight=False)
+
+
+def noisy(cores: float) -> str:
+    return f"NOISY: other processes used {cores:.2f} cores meanwhile: repeat this on a quiet machine"
+
+
+def summary_lines(twin: Twin) -> list[str]:
+    alike = sum(match.num_alike for match in twin.matches) / max(1, sum(match.num_live for match in twin.matches))
+    equal = f"all {twin.num_replayed:,} decisions equal" if not twin.divergences else f"DIVERGED: {twin.divergences[0]}"
+    seen = "" if math.isnan(twin.others) else f", {twin.others:.2f} cores worked for others"
+    return [
+        f"replayed: {equal}; taken alike by the simulation on its own: {100 * alike:.1f} %",
+        f"step costs: {100 * twin.cost_error:+.1f} % in sum, a single step off by {100 * twin.step_error:.1f} % in the "
+        f"median; {len(twin.repeats)} live repeats, busy {100 * twin.busy:.0f} % of the time{seen}",
+    ]
+
+
+def to_dict(twin: Twin) -> Mapping[str, Any]:
+    return {
+        "differences": {
+            each.measure: {
+                "live": each.live,
+                "simulated": each.simulated,
+                "error": [each.error.low, each.error.mean, each.error.high],
+                "margin": each.margin,
+                "verdict": each.verdict,
+            }
+            for each in twin.differences
+        },
+        "num_replayed": twin.num_replayed,
+        "divergences": twin.divergences,
+        "match": [match.rate for match in twin.matches],
+        "cost_error": twin.cost_error,
+        "step_error": twin.step_error,
+        "busy": twin.busy,
+        "others": None if math.isnan(twin.others) else twin.others,
+        "is_noisy": twin.is_noisy,
+    }

@@ -135,7 +135,8 @@ def measure(body: Body, grid: Grid, out: Path, tick: Tick = lambda: None, seed: 
     Raises ValueError if `out` is of another body or another grid.
     """
     parts = Parts(body, seed)
-    points = grid.points(body.config.max_model_len, parts.weights, seed)
+    pool_tokens = body.config.num_blocks * body.config.block_size
+    points = grid.points(body.config.max_model_len, parts.weights, seed, pool_tokens)
     about = describe(body, len(points) * grid.num_repeats + len(grid.loads))
     before = resumed(out, about)
     clock: Stopwatch = ThreadClock() if body.device.type == "cpu" else EventClock(body.device)

@@ -6,7 +6,7 @@ Parts are of the whole model, as one step runs them: attention over all layers, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -63,8 +63,12 @@ class Grid:
     clients: Sequence[int]  # of each load in service
     seconds: float  # that each load lasts
 
-    def points(self, longest: int, weights: Sequence[tuple[int, int]], seed: int = 0) -> list[Point]:
-        """Every point once, `weights` being the model's matrices as (n, k)."""
+    def points(
+        self, longest: int, weights: Sequence[tuple[int, int]], seed: int = 0, pool_tokens: int | None = None
+    ) -> list[Point]:
+        """Every point once, `weights` being the model's matrices as (n, k), that a pool of so many tokens holds."""
+        if pool_tokens is not None:  # blocks are whole: a quarter is room enough for their ends
+            return replace(self, most_kv=min(self.most_kv, pool_tokens * 3 // 4)).points(longest, weights, seed)
         contexts = [context for context in self.contexts if context <= longest]
         pairs = [(q, start) for q in self.chunks for start in self.starts if q + start <= longest]
         decodes = [(b, c) for b in self.batches for c in contexts if b * c <= self.most_kv]

@@ -57,6 +57,10 @@ class Difference:
             return "different"
         return "undecided"
 
+    def __str__(self) -> str:
+        off = f"{100 * self.error.mean:+.1f} ± {100 * self.error.half_width:.1f} %"
+        return f"{self.measure} off by {off}" + ("" if self.margin is None else f" of {100 * self.margin:.0f} %")
+
 
 Values = Mapping[str, float]  # by the names of MEASURES
 

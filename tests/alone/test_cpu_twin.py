@@ -1,0 +1,106 @@
+"""The twin on this machine: measured, simulated, played live; equal within margins, or the machine was not ours.
+
+Timed, so by itself: `make alone` runs it when nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import liverun
+from backend.start import Body, start
+from calibration.measure import Measurement, ThreadClock, ceilings, measure
+from calibration.offered import at_rate, largest_rate
+from calibration.own import body_costs
+from calibration.points import GRIDS
+from calibration.twin import Twin, compare
+from sim.cost.body import BodyCost, BodyCosts
+from sim.frontend import FrontEndTimes
+from sim.simulate import simulate
+from sim.workload.generate import poisson
+from sim.workload.workload import Workload
+
+SHORT = replace(GRIDS["cpu"], clients=(1, 2, 4, 8, 16), num_repeats=2, seconds=2.0)
+REPEATS = 5
+DRIFT = 0.08  # of ceilings between calibration and live runs: the machine became another
+Count = Callable[[str, int], None]
+
+
+@pytest.fixture(scope="module")
+def body() -> Body:
+    settings = {"max_model_len": 2048, "num_blocks": 2048, "max_num_seqs": 16, "max_num_batched_tokens": 256}
+    return start("small", "cpu", settings)
+
+
+@pytest.fixture(scope="module")
+def measured(body: Body, tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+    return measure(body, SHORT, tmp_path_factory.mktemp("measured") / "small.jsonl")
+
+
+@pytest.fixture(scope="module")
+def costs(measured: Measurement) -> BodyCosts:
+    return body_costs("small", measured)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    rng = np.random.default_rng(1)
+    prompts = np.clip(rng.lognormal(np.log(100), 0.6, 64), 8, 600).astype(int).tolist()
+    outputs = np.clip(rng.lognormal(np.log(30), 0.5, 64), 4, 120).astype(int).tolist()
+    return poisson(prompts, outputs, rate=1.0, seed=3)
+
+
+@pytest.fixture(scope="module", params=[0.5, 0.8], ids="at {} of the largest rate".format)
+def twin(request: pytest.FixtureRequest, body: Body, costs: BodyCosts, workload: Workload) -> Twin:
+    cost = BodyCost(costs)
+    load = at_rate(workload, request.param * largest_rate(body.config, workload, cost))
+    return compare(
+        lambda write: liverun.play(body, load, write)[0], body.config, load, cost,
+        num_repeats=REPEATS, front_end=FrontEndTimes.off(**costs.front_end),
+    )  # fmt: skip
+
+
+def test_decisions_replay_equal_whatever_else_the_machine_does(twin: Twin, count: Count) -> None:
+    count("live_decisions", twin.num_replayed)
+    count("live_decisions_matched", sum(match.num_alike for match in twin.matches))
+    assert not twin.divergences, twin.divergences[0]
+
+
+def test_the_simulation_says_what_the_live_run_takes(twin: Twin, body: Body, measured: Measurement) -> None:
+    """Within the margins surely, not by luck."""
+    if reason := why_noisy(body, measured, twin):
+        pytest.skip(reason)
+    of_verdict = {
+        verdict: [str(each) for each in twin.differences if each.margin and each.verdict == verdict]
+        for verdict in ("different", "undecided")
+    }
+    assert not of_verdict["different"]
+    if of_verdict["undecided"]:
+        pytest.skip(f"noisy: the live repeats differ too much to tell: {'; '.join(of_verdict['undecided'])}")
+
+
+def why_noisy(body: Body, measured: Measurement, twin: Twin) -> str:
+    """What the machine did beside us, with its figure; nothing if it was ours."""
+    if measured.is_noisy:
+        return f"noisy: while the body was calibrated, {measured.others:.2f} cores worked for others"
+    if twin.is_noisy:
+        return f"noisy: while it played, {twin.others:.2f} cores worked for others"
+    now, then = ceilings(body.device, body.dtype, ThreadClock()), measured.ceilings[-1]
+    drift = max(abs(now[name] / then[name] - 1.0) for name in now)
+    return f"noisy: the machine's speed changed by {100 * drift:.0f} % since the calibration" if drift > DRIFT else ""
+
+
+def test_a_body_that_is_slower_than_its_costs_is_noticed(body: Body, costs: BodyCosts, workload: Workload) -> None:
+    """The gate can fail: on steps a fifth longer than they are priced, and nothing else."""
+    cost, door = BodyCost(costs), FrontEndTimes.off(**costs.front_end)
+    load = at_rate(workload, 0.5 * largest_rate(body.config, workload, cost))
+    slower = replace(cost, scale=1.2)
+    twin = compare(
+        lambda write: simulate(body.config, load, slower, write, jumps=False, front_end=door),
+        body.config, load, cost, num_repeats=2, front_end=door,
+    )  # fmt: skip
+    assert {"tpot.mean", "e2e.mean"} <= set(twin.different)

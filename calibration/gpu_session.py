@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from backend.start import Body, start
-from calibration.measure import LONGEST_SERVED, measure, read_measurement
+from calibration.measure import measure, read_measurement
 from calibration.own import body_costs
-from calibration.points import GRIDS
+from calibration.points import GRIDS, Grid
 from calibration.served import play_open
 
 SHARES = (0.5, 0.8, 1.1)  # of the rate at which the most clients were answered
@@ -81,7 +81,7 @@ def stages(body: Body, grid: str, seconds: float, out: Path) -> Iterator[tuple[s
     yield "measure", lambda: _measured(body, grid, out)
     yield "fit", lambda: _fitted(body, out)
     for play in PLAYS:
-        yield play.file, lambda play=play: _played(body, play, seconds, out)  # type: ignore[misc]
+        yield play.file, lambda play=play: _played(body, play, GRIDS[grid], seconds, out)  # type: ignore[misc]
 
 
 def _measured(body: Body, grid: str, out: Path) -> dict[str, Any]:
@@ -95,14 +95,14 @@ def _fitted(body: Body, out: Path) -> dict[str, Any]:
     return {"band": costs.band, "held_out_steps": costs.about["held_out_steps"]}
 
 
-def _played(body: Body, play: Play, seconds: float, out: Path) -> dict[str, Any]:
+def _played(body: Body, play: Play, grid: Grid, seconds: float, out: Path) -> dict[str, Any]:
     path = out / play.file
     if path.is_file():
         return {"kept": True}
     rate = play.share * max(service.rate for service in read_measurement(out / "measured.jsonl").services)
     config = replace(body.config, batching=play.batching, async_depth=1)
     lines: list[str] = []
-    play_open(body, config, rate, seconds, min(LONGEST_SERVED, config.max_model_len), 1, lines.append)
+    play_open(body, config, rate, seconds, min(grid.longest_served, config.max_model_len), 1, lines.append)
     unfinished = path.with_suffix(".part")
     with gzip.open(unfinished, "wt") as file:
         file.writelines(f"{line}\n" for line in lines)

@@ -29,7 +29,7 @@ from calibration.served import Service, serve
 from calibration.source import kernel_hash
 
 Tick = Callable[[], object]
-LONGEST_SERVED = 1024  # tokens of prompt and answer together, of what is served
+LARGE_BYTES = 200e6  # of weights
 RECORDED = ("layers", "decode", "skewed", "prefill", "write", "gemm")  # no result of theirs goes to the host
 NOISY = 1.3  # wall time over thread time: so much of the machine was somebody else's
 SCHEMA = 2
@@ -145,7 +145,7 @@ def measure(body: Body, grid: Grid, out: Path, tick: Tick = lambda: None, seed: 
             _write(file, {"about": about})
         if order := _order(points, grid.num_repeats, before, seed):
             _run(body, parts, clock, order, file, tick)
-        _serve(body, grid.loads[len(before.services) :], file, tick)
+        _serve(body, grid, grid.loads[len(before.services) :], file, tick)
     return read_measurement(out)
 
 
@@ -168,8 +168,8 @@ def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], fil
             torch.set_num_threads(threads)
 
 
-def _serve(body: Body, loads: Sequence[Load], file: Any, tick: Tick) -> None:
-    for service in serve(body, loads, min(LONGEST_SERVED, body.config.max_model_len)):
+def _serve(body: Body, grid: Grid, loads: Sequence[Load], file: Any, tick: Tick) -> None:
+    for service in serve(body, loads, min(grid.longest_served, body.config.max_model_len)):
         _write(file, {"service": service.to_dict()})
         tick()
 
@@ -191,6 +191,13 @@ def _order(points: Sequence[Point], num_repeats: int, before: Measurement, seed:
     rng = np.random.default_rng(seed)
     rounds = [[points[i] for i in rng.permutation(len(points))] for _ in range(num_repeats)]
     return [point for index, each in enumerate(rounds) for point in each if done[point] <= index]
+
+
+def grid_for(body: Body) -> str:
+    """The name of the grid that a body is measured on in about a minute."""
+    if body.device.type == "cuda":
+        return "cuda"
+    return "cpu" if body.weight_bytes < LARGE_BYTES else "cpu-large"
 
 
 def ceilings(device: torch.device, dtype: torch.dtype, clock: Stopwatch) -> dict[str, float]:

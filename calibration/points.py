@@ -62,6 +62,7 @@ class Grid:
     most_kv: int  # tokens in one batch
     clients: Sequence[int]  # of each load in service
     seconds: float  # that each load lasts
+    longest_served: int = 1024  # tokens of prompt and answer together, of what is served
 
     def points(
         self, longest: int, weights: Sequence[tuple[int, int]], seed: int = 0, pool_tokens: int | None = None
@@ -117,6 +118,22 @@ CPU = Grid(
     clients=(1, 2, 4, 8, 16, 32),
     seconds=4.0,
 )
+# Of a model that a CPU takes long for: fewer points, up to what its prompts will need.
+LARGE_CPU = Grid(
+    batches=(1, 2, 4, 8),
+    contexts=(16, 128, 512),
+    chunks=(2, 32, 128),
+    starts=(0, 256),
+    tokens=(1, 2, 4, 8, 32, 128),
+    rows=(1, 4, 8),
+    running=(1, 8),
+    num_mixed=15,
+    num_repeats=2,
+    most_kv=8 * 1024,
+    clients=(1, 2, 4, 8),
+    seconds=4.0,
+    longest_served=192,
+)
 SMALL_CPU = Grid((1, 4), (16, 128), (2, 32), (0, 64), (1, 4, 32), (1, 4), (1, 4), 6, 2, 1024, (1, 4), 0.2)
 CUDA = Grid(
     batches=(1, 8, 32, 128, 256),
@@ -132,4 +149,4 @@ CUDA = Grid(
     clients=(1, 8, 32, 64, 128, 256),
     seconds=8.0,
 )
-GRIDS = {"cpu": CPU, "cpu-small": SMALL_CPU, "cuda": CUDA}
+GRIDS = {"cpu": CPU, "cpu-large": LARGE_CPU, "cpu-small": SMALL_CPU, "cuda": CUDA}

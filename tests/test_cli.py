@@ -335,7 +335,7 @@ def test_another_seed_gives_another_run() -> None:
 
 
 def test_the_demo_compares_and_replays(run: Run, tmp_path: Path) -> None:
-    code, out, _ = run("demo", "--shared", tmp_path / "nothing", "--out", tmp_path / "results")
+    code, out, _ = run("demo", "--no-live", "--shared", tmp_path / "nothing", "--out", tmp_path / "results")
     assert code == 0
     assert "chunked (vLLM V1)" in out and "prefill first (V0)" in out and "equal: " in out
     assert [each.name for each in (tmp_path / "results").iterdir()] == ["built-in-chat.journal.jsonl"]

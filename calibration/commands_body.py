@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import liverun
 from backend.start import Body, start
 from calibration.gpu_session import journals
-from calibration.measure import Measurement, grid_for, measure
+from calibration.measure import grid_for, measure, num_measurements
 from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
 from calibration.points import GRIDS
 from calibration.source import kernel_hash
 from calibration.twin import Twin, compare, from_journals
+from sim.commands import progress
 from sim.cost.body import BodyCost, BodyCosts, read_body_costs
 from sim.files import whole_file
 from sim.frontend import FrontEndTimes
@@ -45,19 +45,12 @@ def calibrated(body: Body, out: Path, grid: str) -> BodyCosts:
     """The costs of this body, written to `out`; measurements go beside it as they are taken."""
     if grid not in GRIDS:
         raise ValueError(f"unknown grid {grid!r}; known: {', '.join(GRIDS)}")
-    measured = with_progress(body, grid, out.with_suffix(".measured.jsonl"))
+    with progress("measuring", num_measurements(body, GRIDS[grid])) as tick:
+        measured = measure(body, GRIDS[grid], out.with_suffix(".measured.jsonl"), tick)
     costs = body_costs(f"{body.model.name} on {measured.about['device']}", measured)
     with whole_file(out) as file:
         file.write(costs.to_json())
     return costs
-
-
-def with_progress(body: Body, grid: str, path: Path) -> Measurement:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return measure(body, GRIDS[grid], path)
-    steps = iter(track(range(10**9), "measuring", console=console, transient=True))
-    return measure(body, GRIDS[grid], path, lambda: next(steps))
 
 
 def print_costs(console: Console, costs: BodyCosts, out: Path) -> None:
@@ -201,6 +194,7 @@ def summary_lines(twin: Twin) -> list[str]:
         f"replayed: {equal}; taken alike by the simulation on its own: {100 * alike:.1f} %",
         f"step costs: {100 * twin.cost_error:+.1f} % in sum, a single step off by {100 * twin.step_error:.1f} % in the "
         f"median; {len(twin.repeats)} live repeats, busy {100 * twin.busy:.0f} % of the time{seen}",
+        "by kind of step: " + ", ".join(f"{kind} {100 * error:+.1f} %" for kind, error in twin.residuals.items()),
     ]
 
 
@@ -221,6 +215,7 @@ def to_dict(twin: Twin) -> Mapping[str, Any]:
         "match": [match.rate for match in twin.matches],
         "cost_error": twin.cost_error,
         "step_error": twin.step_error,
+        "residuals": dict(twin.residuals),
         "busy": twin.busy,
         "others": None if math.isnan(twin.others) else twin.others,
         "is_noisy": twin.is_noisy,

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from backend.start import Body
-from calibration.parts import Parts
+from calibration.parts import Parts, weights_of
 from calibration.points import Grid, Load, Point
 from calibration.quiet import MOST
 from calibration.served import Service, serve
@@ -134,19 +134,28 @@ def measure(body: Body, grid: Grid, out: Path, tick: Tick = lambda: None, seed: 
 
     Raises ValueError if `out` is of another body or another grid.
     """
-    parts = Parts(body, seed)
-    pool_tokens = body.config.num_blocks * body.config.block_size
-    points = grid.points(body.config.max_model_len, parts.weights, seed, pool_tokens)
-    about = describe(body, len(points) * grid.num_repeats + len(grid.loads))
+    points = points_for(body, grid, seed)
+    about = describe(body, num_measurements(body, grid))
     before = resumed(out, about)
     clock: Stopwatch = ThreadClock() if body.device.type == "cpu" else EventClock(body.device)
     with out.open("a") as file:
         if not before.about:
             _write(file, {"about": about})
         if order := _order(points, grid.num_repeats, before, seed):
-            _run(body, parts, clock, order, file, tick)
+            _run(body, Parts(body, seed), clock, order, file, tick)
         _serve(body, grid, grid.loads[len(before.services) :], file, tick)
     return read_measurement(out)
+
+
+def points_for(body: Body, grid: Grid, seed: int = 0) -> list[Point]:
+    """Those that the body has room for."""
+    pool_tokens = body.config.num_blocks * body.config.block_size
+    return grid.points(body.config.max_model_len, weights_of(body), seed, pool_tokens)
+
+
+def num_measurements(body: Body, grid: Grid) -> int:
+    """So often `measure` calls `tick`, if nothing was measured before."""
+    return len(points_for(body, grid)) * grid.num_repeats + len(grid.loads)
 
 
 def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], file: Any, tick: Tick) -> None:

@@ -35,6 +35,14 @@ class Passing:
         return q.flatten(1)
 
 
+def weights_of(body: Body) -> list[tuple[int, int]]:
+    """(n, k) of the model's matrices, each once."""
+    weights = body.loaded.decoder.weights
+    layer = weights.layers[0]
+    matrices = (layer.qkv, layer.output, layer.gate_up, layer.down, weights.lm_head)
+    return list(dict.fromkeys((each.shape[0], each.shape[1]) for each in matrices))
+
+
 class Parts:
     """Makes the call of a point. Blocks are drawn anew each time, so that no cache has seen them lately."""
 
@@ -61,13 +69,6 @@ class Parts:
     def call(self, point: Point) -> Call:
         """Ready to be run once; whatever is not part of the point has been done."""
         return getattr(self, f"_{point.part}")(*point.counts)  # type: ignore[no-any-return]
-
-    @property
-    def weights(self) -> list[tuple[int, int]]:
-        """(n, k) of the model's matrices, each once."""
-        layer = self._model.weights.layers[0]
-        matrices = (layer.qkv, layer.output, layer.gate_up, layer.down, self._model.weights.lm_head)
-        return list(dict.fromkeys((each.shape[0], each.shape[1]) for each in matrices))
 
     # -- parts ----------------------------------------------------------------------------------------------------
 

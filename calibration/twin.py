@@ -14,12 +14,13 @@ from statistics import fmean
 
 import numpy as np
 
-from calibration.journalled import Told, timed_steps
+from calibration.journalled import TimedStep, Told, timed_steps
 from calibration.quiet import MOST, Usage, others
+from calibration.samples import Floats
 from policies.catalogue import build
 from policies.config import EngineConfig
 from policies.journal import Replayed, Write, replay
-from sim.cost import StepCost
+from sim.cost import StepCost, StepWork
 from sim.experiment.statistics import Interval, mean_interval
 from sim.frontend import FrontEndTimes
 from sim.match import Match, match
@@ -78,13 +79,15 @@ class Live:
 @dataclass(frozen=True, slots=True)
 class Twin:
     """`cost_error`: prices of the live runs' own steps over their times, less 1, in sum; `step_error`: the median of
-    single steps' absolute errors; `busy`: share of the time that a step was under way."""
+    single steps' absolute errors; `residuals`: as the first, of steps of each kind; `busy`: share of the time that a
+    step was under way."""
 
     differences: Sequence[Difference]
     repeats: Sequence[Live]
     matches: Sequence[Match]
     cost_error: float
     step_error: float
+    residuals: Mapping[str, float]
     busy: float
 
     @classmethod
@@ -103,6 +106,7 @@ class Twin:
             matches=[match(live.journal, lines) for live in repeats],
             cost_error=float(prices.sum() / times.sum() - 1.0),
             step_error=float(np.median(np.abs(prices / times - 1.0))),
+            residuals=_residuals([step for each in steps for step in each], prices),
             busy=fmean(sum(step.duration for step in each) / max(1e-9, each[-1].end - each[0].end) for each in steps),
         )
 
@@ -157,6 +161,20 @@ def from_journals(journals: Sequence[Sequence[str]], cost: StepCost, margins: Va
     lines: list[str] = []
     simulate(told[0].config, _workload(told[0]), cost, lines.append, jumps=False)
     return Twin.of(repeats, Told.of(lines).latencies(), lines, cost, margins)
+
+
+def _residuals(steps: Sequence[TimedStep], prices: Floats) -> dict[str, float]:
+    kinds = np.array([_kind(step.work) for step in steps])
+    times = np.array([step.duration for step in steps])
+    return {
+        str(kind): float(prices[kinds == kind].sum() / times[kinds == kind].sum() - 1.0) for kind in np.unique(kinds)
+    }
+
+
+def _kind(work: StepWork) -> str:
+    if work.num_prefills:
+        return "decodes and chunks" if work.num_decodes else "chunks alone"
+    return f"{2 ** (work.num_decodes - 1).bit_length()} decodes or fewer"
 
 
 def _workload(told: Told) -> Workload:

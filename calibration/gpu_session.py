@@ -22,16 +22,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from backend.executor import TorchExecutor
 from backend.start import Body, start
 from calibration.measure import measure, read_measurement
 from calibration.own import body_costs
 from calibration.points import GRIDS, Grid
-from calibration.served import play_open
+from calibration.served import Open, play_open
 
 SHARES = (0.5, 0.8, 1.1)  # of the rate at which the most clients were answered
 POLICIES = ("chunked", "prefill_first")
 REPEATS = 3
-SEATS = {"cpu": 16, "cuda": 256}
+SETTINGS = {
+    "cpu": {"max_model_len": 2048, "max_num_seqs": 16},
+    "cuda": {"max_model_len": 8192, "max_num_seqs": 256, "num_blocks": 32768},  # 64 GiB of an 8B model's KV
+}
 
 
 class Play(NamedTuple):
@@ -78,14 +82,15 @@ class Session:
 
 
 def stages(body: Body, grid: str, seconds: float, out: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    yield "measure", lambda: _measured(body, grid, out)
+    executor = body.executor()  # one for all: its graphs take long to record, and its memory is most of the GPU's
+    yield "measure", lambda: _measured(body, executor, grid, out)
     yield "fit", lambda: _fitted(body, out)
     for play in PLAYS:
-        yield play.file, lambda play=play: _played(body, play, GRIDS[grid], seconds, out)  # type: ignore[misc]
+        yield play.file, lambda play=play: _played(body, executor, play, GRIDS[grid], seconds, out)  # type: ignore[misc]
 
 
-def _measured(body: Body, grid: str, out: Path) -> dict[str, Any]:
-    measured = measure(body, GRIDS[grid], out / "measured.jsonl")
+def _measured(body: Body, executor: TorchExecutor, grid: str, out: Path) -> dict[str, Any]:
+    measured = measure(body, GRIDS[grid], out / "measured.jsonl", executor=executor)
     return {"num": len(measured.taken), "drift": measured.drift, "is_noisy": measured.is_noisy}
 
 
@@ -95,14 +100,15 @@ def _fitted(body: Body, out: Path) -> dict[str, Any]:
     return {"band": costs.band, "held_out_steps": costs.about["held_out_steps"]}
 
 
-def _played(body: Body, play: Play, grid: Grid, seconds: float, out: Path) -> dict[str, Any]:
+def _played(body: Body, executor: TorchExecutor, play: Play, grid: Grid, seconds: float, out: Path) -> dict[str, Any]:
     path = out / play.file
     if path.is_file():
         return {"kept": True}
     rate = play.share * max(service.rate for service in read_measurement(out / "measured.jsonl").services)
     config = replace(body.config, batching=play.batching, async_depth=1)
     lines: list[str] = []
-    play_open(body, config, rate, seconds, min(grid.longest_served, config.max_model_len), 1, lines.append)
+    load = Open(rate, seconds, min(grid.longest_served, config.max_model_len), seed=1)
+    play_open(body, executor, config, load, lines.append)
     unfinished = path.with_suffix(".part")
     with gzip.open(unfinished, "wt") as file:
         file.writelines(f"{line}\n" for line in lines)
@@ -132,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-limit", type=float, default=460.0, help="s; no stage begins after it (460)")
     options = parser.parse_args(arguments)
     session = Session(options.out, options.time_limit)
-    settings = {"max_model_len": 2048 if options.device == "cpu" else 8192, "max_num_seqs": SEATS[options.device]}
-    body = start(options.model, options.device, settings)
+    body = start(options.model, options.device, SETTINGS[options.device])
     for stage, work in stages(body, options.grid or options.device, options.seconds, options.out):
         session.run(stage, work)
     return int(bool(session.errors))

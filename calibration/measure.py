@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from backend.executor import TorchExecutor
 from backend.start import Body
 from calibration.parts import Parts, weights_of
 from calibration.points import Grid, Load, Point
@@ -128,13 +129,21 @@ class Measurement:
         return found
 
 
-def measure(body: Body, grid: Grid, out: Path, tick: Tick = lambda: None, seed: int = 0) -> Measurement:
+def measure(
+    body: Body,
+    grid: Grid,
+    out: Path,
+    tick: Tick = lambda: None,
+    seed: int = 0,
+    executor: TorchExecutor | None = None,
+) -> Measurement:
     """Take every point `num_repeats` times, then serve each load. What `out` holds already, of the same body, is not
-    taken again.
+    taken again. `executor`: the body's, if there is one already: on a GPU another would find no memory.
 
     Raises ValueError if `out` is of another body or another grid.
     """
     points = points_for(body, grid, seed)
+    executor = executor or body.executor()
     about = describe(body, num_measurements(body, grid))
     before = resumed(out, about)
     clock: Stopwatch = ThreadClock() if body.device.type == "cpu" else EventClock(body.device)
@@ -142,8 +151,8 @@ def measure(body: Body, grid: Grid, out: Path, tick: Tick = lambda: None, seed: 
         if not before.about:
             _write(file, {"about": about})
         if order := _order(points, grid.num_repeats, before, seed):
-            _run(body, Parts(body, seed), clock, order, file, tick)
-        _serve(body, grid, grid.loads[len(before.services) :], file, tick)
+            _run(body, Parts(body, executor, seed), clock, order, file, tick)
+        _serve(body, executor, grid, grid.loads[len(before.services) :], file, tick)
     return read_measurement(out)
 
 
@@ -177,8 +186,8 @@ def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], fil
             torch.set_num_threads(threads)
 
 
-def _serve(body: Body, grid: Grid, loads: Sequence[Load], file: Any, tick: Tick) -> None:
-    for service in serve(body, loads, min(grid.longest_served, body.config.max_model_len)):
+def _serve(body: Body, executor: TorchExecutor, grid: Grid, loads: Sequence[Load], file: Any, tick: Tick) -> None:
+    for service in serve(body, executor, loads, min(grid.longest_served, body.config.max_model_len)):
         _write(file, {"service": service.to_dict()})
         tick()
 

@@ -46,12 +46,13 @@ def weights_of(body: Body) -> list[tuple[int, int]]:
 class Parts:
     """Makes the call of a point. Blocks are drawn anew each time, so that no cache has seen them lately."""
 
-    def __init__(self, body: Body, seed: int = 0, with_triton: bool | None = None) -> None:
-        """`with_triton`: attention by the GPU's kernels; default: where the body is on a GPU."""
+    def __init__(self, body: Body, executor: TorchExecutor, seed: int = 0, with_triton: bool | None = None) -> None:
+        """`executor` is the body's, its blocks nobody's. `with_triton`: attention by the GPU's kernels; default: where
+        the body is on a GPU."""
         self._body = body
         self._model = body.loaded.decoder
         self._shape = body.model
-        self._executor: TorchExecutor = body.executor()
+        self._executor = executor
         self._pool = self._executor.pool
         self._rotary = RotaryTable(self._shape.rope, self._shape.head_dim, body.config.max_model_len, body.device)
         self._triton: TritonAttention | None = None

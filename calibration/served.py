@@ -55,18 +55,18 @@ class Service(NamedTuple):
         return cls(load=Load(*values["load"]), steps=steps, **{name: values[name] for name in FIGURES})
 
 
-def serve(body: Body, loads: Sequence[Load], longest: int, seed: int = 0) -> Iterator[Service]:
-    """Each load on a fresh server; prompts and answers as random as their lengths, up to `longest` tokens together."""
+def serve(body: Body, executor: TorchExecutor, loads: Sequence[Load], longest: int, seed: int = 0) -> Iterator[Service]:
+    """Each load on a fresh engine; prompts and answers as random as their lengths, up to `longest` tokens together."""
     rng = np.random.default_rng(seed)
     for load in loads:
-        yield asyncio.run(_serve(body, load, longest, np.random.default_rng(rng.integers(2**32))))
+        yield asyncio.run(_serve(body, executor, load, longest, np.random.default_rng(rng.integers(2**32))))
 
 
-async def _serve(body: Body, load: Load, longest: int, rng: np.random.Generator) -> Service:
+async def _serve(body: Body, executor: TorchExecutor, load: Load, longest: int, rng: np.random.Generator) -> Service:
     journal: list[str] = []
     since = Usage.now()
     config = replace(body.config, async_depth=1, max_num_seqs=max(body.config.max_num_seqs, load.num_clients))
-    async with Front(build(config, journal.append), body.executor()) as front:
+    async with Front(build(config, journal.append), executor) as front:
         clients = Clients(front, rng, body.model.vocab_size, longest)
         await (clients.crowd(load) if load.num_clients else clients.lone())
         delivered, ends = front.delivered, front.replica.step_ends
@@ -76,18 +76,24 @@ async def _serve(body: Body, load: Load, longest: int, rng: np.random.Generator)
     return Service(load, rate, timed_steps(journal), ask, deliver, round(others(since), 3))
 
 
-def play_open(
-    body: Body, config: EngineConfig, rate: float, seconds: float, longest: int, seed: int, write: Write
-) -> None:
-    """Requests of the same kind at Poisson times, equal for equal seeds, for so long; then until all are answered."""
-    asyncio.run(_play_open(body, config, rate, seconds, longest, seed, write))
+class Open(NamedTuple):
+    """Requests of the same kind at Poisson times, equal for equal seeds: so many a second, for so long."""
+
+    rate: float
+    seconds: float
+    longest: int
+    seed: int
 
 
-async def _play_open(
-    body: Body, config: EngineConfig, rate: float, seconds: float, longest: int, seed: int, write: Write
-) -> None:
-    async with Front(build(config, write), TorchExecutor(body.loaded.decoder, config), _Clock()) as front:
-        await Clients(front, np.random.default_rng(seed), body.model.vocab_size, longest).come(rate, seconds)
+def play_open(body: Body, executor: TorchExecutor, config: EngineConfig, load: Open, write: Write) -> None:
+    """Until all are answered."""
+    asyncio.run(_play_open(body, executor, config, load, write))
+
+
+async def _play_open(body: Body, executor: TorchExecutor, config: EngineConfig, load: Open, write: Write) -> None:
+    async with Front(build(config, write), executor, _Clock()) as front:
+        clients = Clients(front, np.random.default_rng(load.seed), body.model.vocab_size, load.longest)
+        await clients.come(load.rate, load.seconds)
 
 
 class _Clock:

@@ -167,14 +167,20 @@ def _residuals(steps: Sequence[TimedStep], prices: Floats) -> dict[str, float]:
     kinds = np.array([_kind(step.work) for step in steps])
     times = np.array([step.duration for step in steps])
     return {
-        str(kind): float(prices[kinds == kind].sum() / times[kinds == kind].sum() - 1.0) for kind in np.unique(kinds)
+        _called(kind): float(prices[kinds == kind].sum() / times[kinds == kind].sum() - 1.0)
+        for kind in sorted(set(kinds.tolist()))
     }
 
 
-def _kind(work: StepWork) -> str:
+def _kind(work: StepWork) -> int:
+    """0: chunks alone, -1: chunks and decodes; else the power of two that holds the decodes."""
     if work.num_prefills:
-        return "decodes and chunks" if work.num_decodes else "chunks alone"
-    return f"{2 ** (work.num_decodes - 1).bit_length()} decodes or fewer"
+        return -1 if work.num_decodes else 0
+    return int(2 ** (work.num_decodes - 1).bit_length())
+
+
+def _called(kind: int) -> str:
+    return {-1: "chunks and decodes", 0: "chunks alone", 1: "1 decode"}.get(kind, f"up to {kind} decodes")
 
 
 def _workload(told: Told) -> Workload:

@@ -20,7 +20,7 @@ def outputs(with_triton: bool, point: Point) -> list[torch.Tensor]:
     torch.manual_seed(1)
     body = start("tiny", "cpu", {"max_model_len": 128, "num_blocks": 64, "max_num_seqs": 4})
     with torch.inference_mode():
-        found = Parts(body, seed=2, with_triton=with_triton).call(point)()
+        found = Parts(body, body.executor(), seed=2, with_triton=with_triton).call(point)()
     assert isinstance(found, list)
     return found[:1]  # the kernels turn q and k in place: later layers would turn them again
 

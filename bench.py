@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 
 from backend.start import Body, start
-from liverun import Pace, play
+from liverun import OnRecord, Pace, play
 from policies.catalogue import build, preset
 from policies.config import EngineConfig
-from policies.journal import Replayed, replay
+from policies.journal import Replayed, Write, replay
 from sim.capacity import Demand
 from sim.commands import Outputs, journals, progress, write_outputs
 from sim.cost import AffineCost
@@ -28,6 +28,7 @@ from sim.report import Banded, print_run
 from sim.setup import Setup, basis, memory_wanted, versions
 from sim.sharing import check_sharing
 from sim.simulate import Run, simulate
+from sim.warmth import counted
 from sim.workload.workload import Workload
 
 # Settings that say how a simulation passes its time: a live run's passes by itself.
@@ -71,6 +72,15 @@ class Bench:
             "versions": versions("numpy", "torch"),
         }
 
+    def run(
+        self, journal: Write | None = None, on_record: OnRecord | None = None, workload: Workload | None = None
+    ) -> tuple[Run, Pace]:
+        """With the setup's workload, or another form of it; only what counts, where the cache is prepared first."""
+        warmth = self.setup.warmth
+        played = warmth.played(workload or self.workload)
+        run, pace = play(self.body, played, journal, on_record)
+        return counted(run, warmth.num_left_out(played)), pace
+
     def summary(self, run: Run) -> Summary:
         seen = replace(run, clients=(), deliveries=None) if self.setup.front_end == "off" else run
         return summarise(seen, self.setup.convention, self.setup.objectives())
@@ -100,7 +110,7 @@ def run_bench(setup: Setup, device: str, outputs: Outputs) -> int:
     bench = Bench.of(setup, device)
     with progress(bench.workload.name, bench.workload.num_requests) as tick, ExitStack() as stack:
         write, *_ = journals(stack, outputs.journal, num_replicas=1) or [None]
-        run, pace = play(bench.body, bench.workload, write, on_record=tick)
+        run, pace = bench.run(write, tick)
     found = Banded(bench.workload.name, bench.summary(run))
     write_outputs(bench, run, found, outputs)
     twin = None if outputs.journal is None else Twin.of(outputs.journal, bench, run)
@@ -120,7 +130,8 @@ class Twin:
     @classmethod
     def of(cls, journal: Path, bench: Bench, run: Run) -> Twin:
         lines, simulated, cost = journal.read_text().splitlines(), list[str](), fitted(run)
-        simulate(bench.config, bench.workload, cost, simulated.append, jumps=False)
+        played = bench.setup.warmth.played(bench.workload)
+        simulate(bench.config, played, cost, simulated.append, jumps=False)
         return cls(replay(lines, build), match(lines, simulated), cost)
 
     def __str__(self) -> str:

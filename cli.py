@@ -111,6 +111,8 @@ def twin(**given: Any) -> None:
     )
     given.pop("band"), given.pop("draws")
     run = Bench.of(setup_of(config, from_, given, model="smollm2-135m", num_requests=64), device)
+    if run.setup.cache_state != "cold":
+        raise ValueError(f"cache_state ({run.setup.cache_state}) of a twin must be cold: leave it out")
     raise typer.Exit(run_twin(run.body, run.workload, Path(costs), shares or [0.5, 0.8], repeats, outputs["json"]))
 
 

@@ -38,6 +38,7 @@ Routing = Annotated[str | None, typer.Option(help="Which replica? round_robin, p
 Staleness = Annotated[float | None, typer.Option(help="How old, in seconds, what the router knows may be.")]
 FrontEnd = Annotated[str | None, typer.Option(help="default, or off: latencies at the engine.")]
 Slo = Annotated[str | None, typer.Option(help="Objectives: ttft_p99<1s,tpot<50ms")]
+CacheState = Annotated[str | None, typer.Option(help="cold; warm=0.2: that share is played first; primed.")]
 Convention = Annotated[str | None, typer.Option(help="What TPOT and ITL mean: vllm, guidellm, aiperf, distserve.")]
 Preset = Annotated[str | None, typer.Option(help="Settings of a real engine: vllm-v1, vllm-v1-priority.")]
 Admission = Annotated[
@@ -110,6 +111,7 @@ def of_a_run(
     front_end: FrontEnd = None,
     slo: Slo = None,
     convention: Convention = None,
+    cache_state: CacheState = None,
     preset: Preset = None,
     admission: Admission = None,
     scheduling: Scheduling = None,

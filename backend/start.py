@@ -19,6 +19,7 @@ from policies.catalogue import build
 from policies.config import EngineConfig
 
 GIB = 1024**3
+ENOUGH = 4096  # blocks, to see whether policies go together: a part of the pool needs one
 DEVICES = ("cpu", "cuda")
 DTYPES = {
     "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
@@ -73,7 +74,7 @@ def start(
     if not 0.0 < memory_share <= 1.0:
         raise ValueError(f"gpu_memory_utilization ({memory_share}) must be above 0 and at most 1")
     draft = EngineConfig.from_dict({"max_model_len": 1, **(settings or {})})
-    build(replace(draft, num_blocks=1))  # as many blocks as were asked for may be more than there is memory to count
+    build(replace(draft, num_blocks=min(draft.num_blocks, ENOUGH)))  # all that were asked for may be too many to count
     if draft.num_host_blocks:
         raise ValueError(
             f"num_host_blocks ({draft.num_host_blocks}) must be 0: a live body keeps nothing of the preempted, it "

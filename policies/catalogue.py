@@ -224,10 +224,14 @@ def build(config: EngineConfig, journal: Write | None = None, secret: bytes = b"
 
 def make(menu: str, spec: str) -> Any:
     """`name`, `name,knob=value,...` or `my_file.py:MyPolicy,knob=value,...`."""
-    name, *knobs = spec.split(",")
-    factory = find(menu, name)
-    known, values = parameters(factory), dict[str, str]()
-    for each in knobs:
+    return find(menu, spec.partition(",")[0])(**knobs(menu, spec))
+
+
+def knobs(menu: str, spec: str) -> dict[str, Any]:
+    """What a policy is made with, defaults left out. Raises ValueError for an unknown policy, knob or value."""
+    name, *told = spec.split(",")
+    known, values = parameters(find(menu, name)), dict[str, str]()
+    for each in told:
         knob, value = _knob(menu, name, each)
         if knob in values:
             raise ValueError(f"knob {knob!r} of {menu} policy {name!r} is given twice: say it once")
@@ -241,7 +245,7 @@ def make(menu: str, spec: str) -> Any:
                 f"unknown knob {knob!r} of {menu} policy {name!r}; known: {', '.join(known) or 'none'}"
                 f"{_hint(knob, known)}"
             )
-    return factory(**{knob: _convert(f"{menu} {name}", knob, text, known[knob]) for knob, text in values.items()})
+    return {knob: _convert(f"{menu} {name}", knob, text, known[knob]) for knob, text in values.items()}
 
 
 def find(menu: str, name: str) -> Callable[..., Any]:

@@ -232,6 +232,7 @@ class Sample(NamedTuple):
     num_held_blocks: int
     num_cached_blocks: int
     num_free_blocks: int
+    num_evicted_blocks: int  # since the start
 
 
 class Admit(NamedTuple):

@@ -68,4 +68,4 @@ def sample(engine: EngineCore, plan: StepPlan) -> Sample:
     kv = engine.kv
     free, cached = kv.num_free, kv.num_idle_cached
     return Sample(plan.time, plan.repeat, plan.num_running, len(engine.scheduling), plan.num_tokens,
-                  plan.num_padding_tokens, kv.num_blocks - free, cached, free - cached)  # fmt: skip
+                  plan.num_padding_tokens, kv.num_blocks - free, cached, free - cached, kv.num_evicted)  # fmt: skip

@@ -40,6 +40,7 @@ from sim.setup import Setup, manifest, scaled
 from sim.sharing import check_sharing
 from sim.simulate import Run, simulate
 from sim.steps import check, play, read_script
+from sim.warmth import counted
 from sim.workload.workload import Workload
 
 Tick = Callable[..., object]
@@ -95,10 +96,12 @@ class Prepared:
     def run(
         self, cost: StepCost | None = None, journal: Sequence[Write | None] | None = None, tick: Tick | None = None
     ) -> Run:
-        """With the setup's costs, unless others are given."""
-        return simulate(
+        """With the setup's costs, unless others are given; only what counts, where the cache is prepared first."""
+        warmth = self.setup.warmth
+        played = warmth.played(self.workload)
+        run = simulate(
             self.config,
-            self.workload,
+            played,
             cost or self.cost,
             journal=journal,
             on_record=tick,
@@ -108,6 +111,7 @@ class Prepared:
             load_staleness=self.setup.load_staleness,
             block_transfer_time=self.setup.block_transfer_time(self.config),
         )
+        return counted(run, warmth.num_left_out(played))
 
     def summary(self, run: Run) -> Summary:
         return summarise(run, self.setup.convention, self.setup.objectives())
@@ -205,8 +209,8 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Tick]:
-    """A bar on standard error, once a second has passed."""
+def progress(what: str, total: int, every: int = 64) -> Iterator[Tick]:
+    """A bar on standard error, once a second has passed; `every`: ticks from one look at it to the next."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True)
@@ -215,7 +219,7 @@ def progress(what: str, total: int) -> Iterator[Tick]:
     def tick(*_: object) -> None:
         nonlocal done, shown
         done += 1
-        if done % 64 == 0 and console.is_terminal and (shown or time.monotonic() - begin > 1.0):
+        if done % every == 0 and console.is_terminal and (shown or time.monotonic() - begin > 1.0):
             if not shown:
                 bar.start()
                 shown = True
@@ -261,8 +265,11 @@ def diff(a: Path, b: Path, factor: str) -> None:
 
 def describe_workload(setup: Setup) -> None:
     from sim.workload.describe import describe
+    from sim.workload.lint import lint
+    from sim.workload.lint_report import print_lint
 
     workload = setup.load()
+    found = lint(workload, setup.engine.get("block_size"))
     console = Console()
     console.print(f"{workload.name}: {workload.source}", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -271,6 +278,9 @@ def describe_workload(setup: Setup) -> None:
     console.print(table, highlight=False)
     for finding in workload.findings:
         console.print(f"  {finding}", highlight=False)
+    if found is not None:
+        console.print()
+        print_lint(console, found)
 
 
 def _rows(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

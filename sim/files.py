@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextmanager
@@ -33,6 +35,21 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
                 partial.unlink(missing_ok=True)
             raise
         os.replace(partial, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented. JSON has no NaN: what was not measured is null."""
+    with whole_file(path) as file:
+        json.dump(_plain(value), file, indent=1)
+        file.write("\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _opened(path: Path, wanted: Path) -> IO[str]:

@@ -103,6 +103,7 @@ class Summary:
     num_wasted_tokens: int  # of answers nobody got whole, and of those whose client had left
     num_padding_tokens: int
     num_evicted_blocks: int
+    num_blocks_left: int  # held at the end, by nobody if all was answered: more than 0 is a leak
     prefix_caching: bool  # switched on, whatever it came to
     binding: str  # what kept requests waiting
     convention: str
@@ -161,6 +162,7 @@ def summarise(run: Run, convention: str = "vllm", objectives: Sequence[Objective
         num_wasted_tokens=_wasted(found),
         num_padding_tokens=sum(s.num_padding_tokens * s.num_steps for s in run.samples),
         num_evicted_blocks=run.num_evicted_blocks,
+        num_blocks_left=sum(each.kv.num_blocks - each.kv.num_free for each in run.engines or (run.engine,)),
         prefix_caching=run.engine.config.enable_prefix_caching,
         binding=_binding(run),
         convention=convention,

@@ -79,6 +79,8 @@ RATES: tuple[tuple[str, Pick, str], ...] = (
     ("KV cached idle, mean", lambda s: s.mean_kv_cached, "%"),
     ("running, mean", lambda s: s.mean_running, ""),
     ("waiting, mean", lambda s: s.mean_waiting, ""),
+    ("cached blocks evicted", lambda s: s.num_evicted_blocks, "n"),
+    ("evicted, blocks/s", lambda s: s.num_evicted_blocks / s.duration if s.duration else 0.0, ""),
     ("preemptions", lambda s: s.num_preemptions, "n"),
     ("recomputed tokens", lambda s: s.num_recomputed_tokens, "n"),
     ("padding tokens", lambda s: s.num_padding_tokens, "n"),
@@ -209,12 +211,23 @@ def _num_hits(length: str, summary: Summary) -> float:
 
 def class_table(run: Banded) -> Table:
     """Each class on its own: fairness does not show in a total."""
-    table = _table("class", ("requests", "completed", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p99", "met"))
+    columns = ("done", "queue p99", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p99", "met")
+    table = _table("class", columns, padding=1)
     for name, c in run.summary.classes.items():
-        growing = (c.ttft.p50, c.ttft.p99) if not run.summary.saturation.is_saturated else (math.nan, math.nan)
-        times = (*growing, c.tpot.p50, c.tpot.p99, c.e2e.p99 if not math.isnan(growing[0]) else math.nan)
-        counts = (f"{c.num_requests:,}", f"{c.num_completed:,}")
-        table.add_row(escape(name), *counts, *map(seconds, times), quantity("%", c.attainment))
+        waits = (c.queue_delay.p99, c.ttft.p50, c.ttft.p99, c.e2e.p99)
+        queue, first, late, whole = (math.nan,) * 4 if run.summary.saturation.is_saturated else waits
+        times = (queue, first, late, c.tpot.p50, c.tpot.p99, whole)
+        done = f"{c.num_completed:,}/{c.num_requests:,}"
+        table.add_row(escape(name), done, *map(seconds, times), quantity("%", c.attainment))
+    return table
+
+
+def prefill_table(run: Banded) -> Table:
+    """Time from first scheduled to first token by how much of the prompt was found: what hits are worth."""
+    table = _table("prefill by what the cache had", ("requests", *QUANTILES))
+    for state, times in run.summary.prefill_by_cache.items():
+        figures = [seconds(getattr(times, quantile)) for quantile in QUANTILES]
+        table.add_row(CACHE_STATES[state], f"{times.num:,}", *figures)
     return table
 
 
@@ -262,6 +275,7 @@ DRAWN_SHARE = 0.68  # of draws, that an interval covers: as the band does
 WORTH_SAYING = 0.01
 QUANTILES = ("mean", "p50", "p90", "p99")
 GROWING = ("TTFT", "E2E", "queue delay")  # with the length of an overloaded run
+CACHE_STATES = {"cold": "nothing (cold)", "partial": "a part", "full": "all it could (full)"}
 
 
 def _quantile(latency: Callable[[Summary], Distribution], name: str, summary: Summary) -> float:
@@ -269,8 +283,8 @@ def _quantile(latency: Callable[[Summary], Distribution], name: str, summary: Su
     return value
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def _table(title: str, columns: Sequence[str], padding: int = 2) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, padding, 0, 0), header_style="bold")
     table.add_column(escape(title), no_wrap=True)
     for column in columns:
         table.add_column(escape(column), justify="right", no_wrap=True)
@@ -329,6 +343,9 @@ def print_run(console: Console, run: Banded, manifest: dict[str, Any]) -> None:
     if run.summary.classes:
         console.print(class_table(run), highlight=False)
         console.print()
+    if run.summary.prefix_caching:
+        console.print(prefill_table(run), highlight=False)
+        console.print()
     console.print(rate_table([run]), highlight=False)
     console.print()
     print_basis(console, manifest, len(run.others))
@@ -342,7 +359,7 @@ def print_basis(console: Console, manifest: dict[str, Any], num_others: int) -> 
     console.print(
         f"engine: {replicas}{engine['num_blocks']:,} KV blocks of {engine['block_size']} tokens, "
         f"{engine['max_num_batched_tokens']:,} tokens a step, {engine['max_num_seqs']} running; "
-        f"cache cold at the start; prefixes shared: {engine['isolation']}",
+        f"cache {cache_said(manifest['cache_state'])}; prefixes shared: {engine['isolation']}",
         highlight=False,
     )
     console.print(_policies(engine, manifest["slo"]), highlight=False)
@@ -356,6 +373,10 @@ def print_basis(console: Console, manifest: dict[str, Any], num_others: int) -> 
     console.print(f"workload: {manifest['workload']['source']}", highlight=False, markup=False)
     for finding in manifest["workload"]["findings"]:
         console.print(f"  {finding}", highlight=False, markup=False)
+
+
+def cache_said(protocol: str) -> str:
+    return f"{protocol} at the start" if protocol == "cold" else protocol
 
 
 def _policies(engine: dict[str, Any], slo: str | None) -> str:

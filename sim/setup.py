@@ -27,6 +27,7 @@ from sim.hardware import Device, device
 from sim.models import Model, model, stored_as
 from sim.slo import Objective, parse_objectives
 from sim.vllm_args import VllmArgs, serve_command, server_defaults
+from sim.warmth import CacheState, parse_cache_state
 from sim.workload.every import every_item
 from sim.workload.generate import generate
 from sim.workload.load import load
@@ -34,13 +35,15 @@ from sim.workload.transform import parse_transform
 from sim.workload.workload import Workload
 
 FRONT_ENDS = ("default", "off")
+HOST_TIMES = ("per_step", "per_request", "per_hash", "per_lookup")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """One run in a user's words; None leaves a choice to the default or the preset.
 
-    `engine` holds settings of EngineConfig by name, policies included; `front_end_times` those of FrontEndTimes.
+    `engine` holds settings of EngineConfig by name, policies included; `front_end_times` those of FrontEndTimes;
+    `host_times` seconds of the host, by HOST_TIMES, where they are not to be those of the costs.
     """
 
     trace: str | None = None
@@ -70,8 +73,10 @@ class Setup:
     slo: str | None = None
     convention: str = "vllm"
     preset: str | None = None
+    cache_state: str = "cold"
     engine: Mapping[str, Any] = field(default_factory=dict)
     front_end_times: Mapping[str, Any] = field(default_factory=dict)
+    host_times: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -81,6 +86,15 @@ class Setup:
         if not 0.0 < self.host_bandwidth_gb_s < float("inf"):
             raise ValueError(f"host_bandwidth_gb_s ({self.host_bandwidth_gb_s}) must be a finite number above 0")
         check_convention(self.convention)
+        for name in self.host_times:
+            if name not in HOST_TIMES:
+                raise ValueError(f"unknown host time {name!r}; known: {', '.join(HOST_TIMES)}")
+        if str(self.warmth) != "cold" and self.num_replicas > 1:
+            raise ValueError(f"cache_state {self.cache_state!r} is for one replica, not for {self.num_replicas}")
+
+    @property
+    def warmth(self) -> CacheState:
+        return parse_cache_state(self.cache_state)
 
     # -- building -----------------------------------------------------------------------------------------------
 
@@ -152,8 +166,12 @@ class Setup:
             tensor_parallel=self.tensor_parallel,
             cuda_graphs=self.cuda_graphs,
             largest_capture=largest_capture(config.max_num_seqs, config.max_num_batched_tokens),
+            **{f"host_time_{name}": value for name, value in self.host_times.items()},
         )
-        return cost_of(self.costs, datasheet)
+        found = cost_of(self.costs, datasheet)
+        if self.host_times and not isinstance(found, (DatasheetCost, MeasuredCost)):
+            raise ValueError(f"host_times go with a datasheet or a profile; costs {self.costs!r} have their own")
+        return found
 
     def front_end_model(self) -> FrontEndTimes | None:
         """None where latencies begin and end at the engine."""
@@ -249,7 +267,7 @@ def manifest(setup: Setup, config: EngineConfig, workload: Workload, cost: Cost)
     return {
         **basis(setup, config, workload, memory_wanted(config, workload, cost.model, cost.tensor_parallel)),
         "body": "simulator",
-        "profile": _profile(cost),
+        "profile": {**_profile(cost), **_host(setup)},
         "front_end": "off" if front_end is None else asdict(front_end),
         "versions": versions("numpy", "simpy"),
     }
@@ -276,7 +294,7 @@ def basis(setup: Setup, config: EngineConfig, workload: Workload, memory: Demand
             "findings": list(workload.findings),
         },
         "seed": setup.seed,
-        "cache_state": "cold",
+        "cache_state": str(setup.warmth),
         "isolation": config.isolation,
         "convention": setup.convention,
         "slo": setup.slo,
@@ -315,6 +333,10 @@ def _profile(cost: Cost) -> dict[str, Any]:
         "host_time_per_step": cost.host_time_per_step,
         "host_time_per_request": cost.host_time_per_request,
     }
+
+
+def _host(setup: Setup) -> dict[str, Any]:
+    return {"host_times": dict(setup.host_times)} if setup.host_times else {}
 
 
 def _source(cost: Cost) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class Comparison:
     refused: tuple[str, ...] = ()  # metrics left out because of that
     notes: tuple[str, ...] = ()
     winner: Winner = OVERLOADED
+    scopes: tuple[str, str] = ("", "")  # within which prefixes are shared, of A and of B
+    cache_states: tuple[str, str] = ("cold", "cold")
 
 
 def compare(
@@ -107,9 +109,10 @@ class Arms:
     def grow(self, num: int) -> None:
         have, (a, b) = len(self.a), self._setups
         more = num - have
-        outcomes = list(self._runner.run(seeded(a, more, have) + seeded(b, more, have + self._apart)))
-        self.a += outcomes[:more]
-        self.b += outcomes[more:]
+        pairs = zip(seeded(a, more, have), seeded(b, more, have + self._apart), strict=True)
+        outcomes = list(self._runner.run([each for pair in pairs for each in pair]))  # by turns: a machine may drift
+        self.a += outcomes[::2]
+        self.b += outcomes[1::2]
 
     def factor(self, name: str | None) -> Mapping[str, tuple[Any, Any]]:
         """What differs between the arms. Raises ValueError where the load does, or more than the named factor."""
@@ -119,6 +122,8 @@ class Arms:
         found = differences(left, right)
         if loads := [each for each in found if each.startswith("workload.")]:
             raise ValueError(f"the arms have different loads ({', '.join(loads)}): give both the same workload")
+        if states := found.get("cache_state"):
+            raise ValueError(f"the arms' caches are {' and '.join(map(repr, states))} at the start: begin both alike")
         return found
 
     def values(self, metric: str) -> tuple[list[float], list[float]]:
@@ -181,7 +186,20 @@ def _judged(
         for name, effect in effects.items()
     )
     best = OVERLOADED if saturated else winner(arms.a, arms.b)
-    return Comparison(found, len(arms.a), compared, saturated, refused, tuple(notes), best)
+    a, b = arms.a[0].manifest, arms.b[0].manifest
+    states = (str(a.get("cache_state", "cold")), str(b.get("cache_state", "cold")))
+    return Comparison(
+        found, len(arms.a), compared, saturated, refused, tuple(notes), best, (scope(a), scope(b)), states
+    )
+
+
+def scope(manifest: Mapping[str, Any]) -> str:
+    """Who may find whose prefixes, in words."""
+    engine = manifest.get("engine", {})
+    if not engine.get("enable_prefix_caching", True):
+        return "nobody: prefix caching is off"
+    decided = f", as decided: {why}" if (why := engine.get("threat_decision")) else ""
+    return f"{engine.get('isolation', 'global')}{decided}"
 
 
 def _num_saturated(outcomes: Sequence[Outcome]) -> int:

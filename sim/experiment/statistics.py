@@ -1,8 +1,9 @@
 """What replications say: intervals, paired differences, equivalence, how many more are needed, when a run is warm.
 
 A replication is one run with its own seed, and gives one number a metric: so intervals need no independence within a
-run. Student's t throughout; what is skewed (a p99 of few runs) is covered a little less often than said, and
-benchmarks/coverage.py measures by how much.
+run. Student's t throughout; what is skewed (the latencies of a nearly full server) is covered a little less often than
+said, 89 to 93 times in a hundred (benchmarks/coverage.py). The truth is the mean of such runs, as long and from empty:
+no steady state that they are too short to reach.
 """
 
 from __future__ import annotations
@@ -216,7 +217,11 @@ def warm_up(values: Sequence[float], batch: int = 5) -> int | None:
 
 
 def batch_means(values: Sequence[float], num_batches: int = 20, level: float = 0.95) -> Interval:
-    """Of one long warm run, by its parts. Raises ValueError for fewer than 10 values a batch."""
+    """Of one long warm run, by its parts. Raises ValueError for fewer than 10 values a batch.
+
+    Not for a nearly full server: of 20,000 requests of M/M/1 at a load of 0.9 three such intervals in four hold the
+    truth (docs/experiments.md). Seeds do better.
+    """
     if len(values) < 10 * num_batches:
         raise ValueError(f"{len(values)} values are too few for {num_batches} batches: 10 or more each")
     array = np.asarray(values, dtype=np.float64)

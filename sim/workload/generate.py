@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from policies.prompt import LengthPrompt
 from sim.workload.arrivals import parse_arrivals
 from sim.workload.generators.azure import AzureCode, AzureConversation
+from sim.workload.generators.cases import Cycle, RepeatedPrefix
 from sim.workload.generators.claude_code import ClaudeCode
 from sim.workload.generators.conversation import Conversation
 from sim.workload.generators.mooncake import MooncakeConversation
@@ -17,12 +19,13 @@ from sim.workload.generators.prefixes import document_template, system_instructi
 from sim.workload.loops import assemble
 from sim.workload.recipe import Draw, Recipe
 from sim.workload.shared_prefix import SharedPrefix
-from sim.workload.spec import hint
+from sim.workload.spec import parse
 from sim.workload.streams import lognormal_lengths, poisson_arrivals, stream
 from sim.workload.workload import Workload, output_limit, work_items
 
 DEFAULT_NUM_REQUESTS = 1000
 MAX_NUM_REQUESTS = 10**7  # about 10 GB of requests
+MAX_KNOB = 10**6  # of a recipe's lengths and numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +64,34 @@ class Fixed:
         return Draw([LengthPrompt(self.num_prompt_tokens)] * num_requests, [self.num_output_tokens] * num_requests)
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
+RECIPES: dict[str, Callable[..., Recipe]] = {
     "azure-code": AzureCode,
     "azure-conv": AzureConversation,
     "chat": Chat,
     "claude-code": ClaudeCode,
     "conversation": Conversation,
+    "cycle": Cycle,
     "document-template": document_template,
     "fixed": Fixed,
     "mooncake-conversation": MooncakeConversation,
     "multi-tenant": MultiTenant,
+    "repeated-prefix": RepeatedPrefix,
     "shared-prefix": SharedPrefix,
     "system-instruction": system_instruction,
     "tool-schema": tool_schema,
 }
 
 
-def recipe_named(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise ValueError(f"unknown workload {name!r}; known: {', '.join(sorted(RECIPES))}{hint(name, RECIPES)}")
-    return RECIPES[name]()
+def recipe_named(text: str) -> Recipe:
+    """`chat`, or with some of its recipe's numbers changed: `chat,prompt_median=64`. Raises ValueError of one line."""
+    make = parse("workload", text, RECIPES, num_given=0)
+    assert isinstance(make, partial)
+    for knob, value in make.keywords.items():
+        least = 1 if isinstance(value, int) else 0.0
+        if not isinstance(value, str) and not least <= value <= MAX_KNOB:
+            raise ValueError(f"{knob} ({value:g}) of workload {text!r} must be from {least:g} to {MAX_KNOB:,}")
+    recipe: Recipe = make()
+    return recipe
 
 
 def generate(
@@ -93,7 +104,7 @@ def generate(
     recipe: Recipe | None = None,
     arrivals: str | None = None,
 ) -> Workload:
-    """A named workload, or a recipe of your own under a name.
+    """A named workload, perhaps with knobs (`recipe_named`), or a recipe of your own under a name.
 
     `arrivals` as `parse_arrivals` reads it, the recipe's own unless given; `rate` is theirs: of requests, or of
     sessions where requests wait for each other.
@@ -108,7 +119,7 @@ def generate(
     told = "" if arrivals is None else f", arrivals={arrivals!r}"
     rate = getattr(process, "rate", None)
     source = f"{recipe!r}, num_requests={num_requests}, rate={rate!r}, seed={seed}{told}"
-    return assemble(name, draw, process, limit, seed, (finding,), source)
+    return assemble(name.split(",")[0], draw, process, limit, seed, (finding,), source)
 
 
 def from_lengths(

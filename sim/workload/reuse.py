@@ -21,7 +21,7 @@ def reuse(prompts: Iterable[Prompt]) -> float:
         total += prompt.num_tokens
         if isinstance(prompt, ContentPrompt):
             num_names = len(names)
-            num_found = sum(each <= num_names for each in _named(prompt.content_ids, names))
+            num_found = sum(each <= num_names for each in named_chain(prompt.content_ids, names))
             found += min(num_found * prompt.content_size, prompt.num_tokens)
     return found / total if total else 0.0
 
@@ -33,7 +33,7 @@ def lru_reuse(prompts: Sequence[Prompt], sizes: Sequence[int]) -> list[float]:
     """
     names: dict[tuple[int, int], int] = {}
     shared = [prompt for prompt in prompts if isinstance(prompt, ContentPrompt)]
-    chains = [_named(prompt.content_ids, names) for prompt in shared]
+    chains = [named_chain(prompt.content_ids, names) for prompt in shared]
     total = sum(prompt.num_tokens for prompt in prompts)
     return [_found(shared, chains, size) / total if total else 0.0 for size in sizes]
 
@@ -52,7 +52,7 @@ def _found(prompts: Sequence[ContentPrompt], chains: Sequence[list[int]], size: 
     return found
 
 
-def _named(content_ids: Iterable[int], names: dict[tuple[int, int], int]) -> list[int]:
+def named_chain(content_ids: Iterable[int], names: dict[tuple[int, int], int]) -> list[int]:
     """A number for each id together with all before it."""
     parent, blocks = 0, list[int]()
     for content in content_ids:

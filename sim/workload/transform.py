@@ -28,7 +28,8 @@ Transform = Callable[[Workload], Workload]
 
 def parse_transform(text: str, seed: int = 0) -> Transform:
     """`scale_rate=2`, `volatile=32`, `classes,interactive=0.8,batch=0.2`, `tenants=8,zipf=1`, `cancel=0.1,patience=5`,
-    `cap,prompt=4096,output=512`, `repeat=3,gap=60`; `seed` is used where the text gives none.
+    `cap,prompt=4096,output=512`, `repeat=3,gap=60`,
+    `storm=0.8,at=5,within=1`; `seed` is used where the text gives none.
 
     Raises ValueError of one line.
     """
@@ -99,6 +100,25 @@ def cancel_share(workload: Workload, share: float, patience: float, seed: int = 
     return _told(changed, f"cancel={share:g},patience={patience:g},seed={seed}", finding)
 
 
+def storm(workload: Workload, share: float, at: float, within: float, seed: int = 0) -> Workload:
+    """Of the clients that are there `at` seconds after the first arrival a share hang up, within so many seconds.
+
+    Those that come by the clock only: who asks after an answer is not known to be there.
+    """
+    _require("share of storm", share, 0.0, 1.0)
+    _require("at of storm", at, 0.0, 1e9)
+    _require("within of storm", within, 0.0, 1e9)
+    begin = at + (workload.items[0].request.arrival_time if workload.items else 0.0)
+    there = [item.request for item in workload.items if item.request.arrival_time <= begin]
+    names = [request.request_id for request in there]
+    leaves = keyed_uniforms(seed, "storm", names) < share
+    delays = begin + within * keyed_uniforms(seed, "storm time", names) - [request.arrival_time for request in there]
+    until = {name: delay for name, delay, is_off in zip(names, delays.tolist(), leaves.tolist(), strict=True) if is_off}
+    finding = f"{len(until)} of the {len(names)} clients that came by then hang up {at:g} s after the first arrival"
+    changed = with_items(workload, lambda item: _with_patience(item, until.get(item.request.request_id)))
+    return _told(changed, f"storm={share:g},at={at:g},within={within:g},seed={seed}", finding)
+
+
 def cap_length(workload: Workload, prompt: int | None = None, output: int | None = None) -> Workload:
     """Prompts lose their tail, and answers their end, beyond so many tokens; None caps nothing."""
     _require("prompt of cap", 1 if prompt is None else prompt, 1, 1e9)
@@ -132,6 +152,7 @@ TRANSFORMS: dict[str, Callable[..., Workload]] = {
     "classes": _classes,
     "repeat": repeat,
     "scale_rate": scale_rate,
+    "storm": storm,
     "tenants": assign_tenants,
     "volatile": inject_volatile_token,
 }

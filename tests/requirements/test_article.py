@@ -201,6 +201,29 @@ def prompts_of(made: Workload) -> list[Prompt]:
     return [item.request.prompt for item in made.items]
 
 
+def test_s15_hits_evictions_and_prefill_time_by_what_was_found_are_printed() -> None:
+    """8 blocks of 4: a is found whole by a prompt a token longer, half by another; one of 31 tokens leaves nothing."""
+    a = range(16)
+    texts = (a, [*a, 50], [*a[:8], *range(60, 65)], range(200, 231), a)
+    made = workload(*[(100.0 * i, text, 1) for i, text in enumerate(texts)])
+    summary = simulate(tiny_config(), made, AffineCost(per_step=0.0, per_token=1.0)).summary
+    text = report(summary)
+    assert summary.num_cached_tokens == 16 + 8
+    assert row(text, "prefix hits by token") == ["25.8", "%"]  # 24 of 93
+    assert row(text, "nothing (cold)")[:3] == ["3", "21", "s"]  # 16, 31 and 16 tokens
+    assert row(text, "a part")[:3] == ["1", "5", "s"]
+    assert row(text, "all it could (full)")[:3] == ["1", "1", "s"]
+    evicted = summary.num_evicted_blocks
+    assert row(text, "cached blocks evicted") == [str(evicted)] and evicted > 0
+    assert row(text, "evicted, blocks/s") == [f"{evicted / summary.duration:.3g}"]
+
+
+def test_s15_without_a_cache_there_is_no_prefill_by_its_state() -> None:
+    made = workload((0.0, 4, 1))
+    summary = simulate(tiny_config(enable_prefix_caching=False), made, SECOND).summary
+    assert "(cold)" not in report(summary)
+
+
 def test_s16_hits_by_token_and_by_request_stand_beside_their_lengths() -> None:
     """Nine of ten requests hit, and hardly a token: 16 of 1,600 each."""
     config = EngineConfig(num_blocks=2000, block_size=16)

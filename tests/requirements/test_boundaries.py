@@ -151,7 +151,7 @@ def test_s19_a_key_opens_for_one_caller_and_a_wrong_one_is_not_told_why() -> Non
             principals.authenticate(wrong)
         told.add(str(error.value))
     assert told == {"this key is not accepted"}
-    elsewhere._contexts |= principals._contexts
+    elsewhere._accounts |= principals._accounts
     with pytest.raises(PermissionError):
         elsewhere.authenticate(anns)
     kept = repr({name: getattr(principals, name) for name in vars(principals)})
@@ -211,3 +211,30 @@ def test_s56_two_authenticated_tenants_with_one_prompt_share_nothing_and_each_fi
 
 
 # Falls if `vouch` keeps the request's context where it has one, or its client; if caching is off; if keys have no seal.
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted"),
+    [
+        (("default", 0), ("chat", 2)),
+        (("chat", 5), ("chat", 5)),
+        (("batch", -(10**9)), ("batch", 2)),
+        (("admin", 3), ("chat", 3)),
+    ],
+)
+def test_s20_class_and_priority_are_the_bodys_only_as_far_as_the_key_goes(
+    asked: tuple[str, int], granted: tuple[str, int]
+) -> None:
+    """Reserves, weights and places go by class and priority: whoever could name any would have them all."""
+    principals = Principals(SECRET)
+    key = principals.enrol(ANN, classes=("chat", "batch"), most_urgent=2)
+    body = request("it", PROMPT, class_name=asked[0], priority=asked[1])
+    found = principals.vouch(key, body)
+    assert (found.class_name, found.priority) == granted
+    plain = principals.vouch(principals.enrol(GUS), body)
+    assert plain.class_name == "default" and plain.priority == max(0, asked[1]), "a key that says nothing grants little"
+    with pytest.raises(ValueError, match="opens no class"):
+        principals.enrol(ANN, classes=())
+
+
+# Falls if `vouch` keeps the body's class or its priority, or takes the less urgent for the more.

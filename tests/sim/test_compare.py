@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from sim.experiment.compare import compare
+from sim.experiment.commands import print_comparison
+from sim.experiment.compare import Comparison, compare
 from sim.experiment.runner import Outcome, Simulated, play, seeded
 from sim.experiment.winner import winner
 from sim.setup import Setup
@@ -157,3 +160,38 @@ def test_s61_nor_if_one_class_pays_for_it() -> None:
 
 def test_equal_arms_have_no_winner() -> None:
     assert winner(outcomes(100.0, 1.0), outcomes(100.0, 1.0)).arm is None
+
+
+@pytest.mark.parametrize("arm", [{}, {"engine": {"batching": "static"}}])
+def test_s23_the_scope_of_sharing_is_printed_whether_or_not_the_arms_differ(arm: dict[str, dict[str, str]]) -> None:
+    shared = {"isolation": "tenant"}
+    other = replace(SMALL, engine={**shared, **arm.get("engine", {})})
+    text = _printed(compare(replace(SMALL, engine=shared), other, HERE, num=2, metrics=ONE))
+    assert "prefixes shared: in both arms tenant; cache cold at the start" in text
+
+
+def test_s23_where_the_scope_is_what_differs_each_arms_is_printed_with_why() -> None:
+    shared = replace(SMALL, engine={"isolation": "global", "threat_decision": "one customer"})
+    text = _printed(compare(shared, replace(SMALL, engine={"isolation": "tenant"}), HERE, num=2, metrics=ONE))
+    assert "prefixes shared: A global, as decided: one customer; B tenant; cache cold at the start" in text
+    off = replace(SMALL, engine={"enable_prefix_caching": False})
+    text = _printed(compare(off, off, HERE, num=2, metrics=ONE))
+    assert "prefixes shared: in both arms nobody: prefix caching is off" in text
+
+
+def _printed(found: Comparison) -> str:
+    text = StringIO()
+    print_comparison(Console(file=text, width=100, color_system=None), "a", "b", found)
+    return text.getvalue()
+
+
+def test_arms_are_played_by_turns_so_that_a_machine_that_drifts_does_so_for_both() -> None:
+    order: list[str] = []
+
+    class Watched(Drawn):
+        def run(self, setups: Sequence[Setup]) -> Iterator[Outcome]:
+            order.extend("B" if each.engine else "A" for each in setups)
+            yield from super().run(setups)
+
+    compare(A, B, Watched(0.1), num=3, metrics=ONE)
+    assert order == ["A", "B"] * 3

@@ -311,8 +311,8 @@ def test_texts_name_the_functions() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("scale_rat=2", "unknown transform 'scale_rat'; known: cancel, cap, classes, repeat, scale_rate, tenants, "
-                        "volatile. Did you mean 'scale_rate'?"),
+        ("scale_rat=2", "unknown transform 'scale_rat'; known: cancel, cap, classes, repeat, scale_rate, storm, "
+                        "tenants, volatile. Did you mean 'scale_rate'?"),
         ("scale_rate", "transform 'scale_rate' needs factor: add factor=..."),
         ("scale_rate=nan", "factor of scale_rate (nan) must be from 1e-06 to 1e+06"),
         ("scale_rate=0", "factor of scale_rate (0) must be from 1e-06 to 1e+06"),
@@ -340,3 +340,15 @@ def test_a_wrong_text_is_answered_in_one_line(text: str, said: str) -> None:
 def test_a_volatile_token_cannot_stand_among_real_ones() -> None:
     with pytest.raises(ValueError, match="cannot be put among real token ids"):
         inject_volatile_token(Workload("w", [item("a", 0.0, TokenPrompt((1, 2)))]))
+
+
+def test_in_a_storm_a_share_of_those_present_hang_up_within_its_time() -> None:
+    made = generate("fixed", num_requests=2000, rate=100.0)
+    stormy = parse_transform("storm=0.8,at=5,within=0.5", 3)(made)
+    start = made.items[0].request.arrival_time
+    present = [item for item in stormy.items if item.request.arrival_time <= start + 5]
+    left = [item.request.arrival_time + item.patience - start for item in present if item.patience is not None]
+    assert 0.7 < len(left) / len(present) < 0.9 and min(left) >= 5.0 and max(left) <= 5.5
+    assert all(item.patience is None for item in stormy.items[len(present) :])
+    assert f"{len(left)} of the {len(present)} clients that came by then hang up 5 s" in stormy.findings[-1]
+    assert [item.request for item in stormy.items] == [item.request for item in made.items]

@@ -452,8 +452,9 @@ def test_an_unknown_workload_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError) as caught:
         load(None, "caht")
     assert str(caught.value) == (
-        "unknown workload 'caht'; known: azure-code, azure-conv, chat, claude-code, conversation, document-template, "
-        "fixed, mooncake-conversation, multi-tenant, shared-prefix, system-instruction, tool-schema. "
+        "unknown workload 'caht'; known: azure-code, azure-conv, chat, claude-code, conversation, cycle, "
+        "document-template, fixed, mooncake-conversation, multi-tenant, repeated-prefix, shared-prefix, "
+        "system-instruction, tool-schema. "
         "Did you mean 'chat'?"
     )
 

@@ -20,6 +20,7 @@ from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
 from calibration.points import GRIDS
 from calibration.source import kernel_hash
+from calibration.speed import Speed
 from calibration.twin import Twin, compare, from_journals
 from sim.commands import progress
 from sim.cost.body import BodyCost, BodyCosts, read_body_costs
@@ -101,6 +102,7 @@ def twins(
     """By share of the largest rate, each printed when it is there."""
     console, costs = Console(), _costs(body, costs_file)
     cost = BodyCost(costs)
+    slowness = Speed(body, body.executor(), cost, costs.about["longest_served"])
     most = largest_rate(body.config, workload, cost)
     console.print(
         f"{costs.name}; {workload.name} on {body.config.max_num_seqs} seats: {most:.3g} requests a second at most "
@@ -118,6 +120,7 @@ def twins(
             cost,
             num_repeats=num_repeats,
             front_end=FrontEndTimes.off(**costs.front_end),
+            slowness=slowness,
         )
         print_twin(console, f"at {share:.3g} of it, {share * most:.3g} requests a second", twin)
     return found
@@ -162,7 +165,7 @@ def _costs(body: Body, path: Path) -> BodyCosts:
 
 def print_twin(console: Console, title: str, twin: Twin) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", "live", "simulated", "off by, 95 %", "margin", ""):
+    for name in ("", "live", "simulated", "off by, 95 %", "as calibrated", "margin", ""):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for each in twin.differences:
         show = seconds if "." in each.measure else "{:.4g}".format
@@ -171,6 +174,7 @@ def print_twin(console: Console, title: str, twin: Twin) -> None:
             show(each.live),
             show(each.simulated),
             f"{100 * each.error.mean:+.1f} ± {100 * each.error.half_width:.1f} %",
+            f"{100 * each.as_calibrated.mean:+.1f} ± {100 * each.as_calibrated.half_width:.1f} %",
             "" if each.margin is None else f"{100 * each.margin:.0f} %",
             each.verdict,
         )
@@ -194,6 +198,8 @@ def summary_lines(twin: Twin) -> list[str]:
         f"replayed: {equal}; taken alike by the simulation on its own: {100 * alike:.1f} %",
         f"step costs: {100 * twin.cost_error:+.1f} % in sum, a single step off by {100 * twin.step_error:.1f} % in the "
         f"median; {len(twin.repeats)} live repeats, busy {100 * twin.busy:.0f} % of the time{seen}",
+        f"beside the live runs the machine took {min(twin.slowness):.2f} to {max(twin.slowness):.2f} of the times of the "
+        "calibration: simulated so, and as calibrated",
         "by kind of step: " + ", ".join(f"{kind} {100 * error:+.1f} %" for kind, error in twin.residuals.items()),
     ]
 
@@ -205,6 +211,7 @@ def to_dict(twin: Twin) -> Mapping[str, Any]:
                 "live": each.live,
                 "simulated": each.simulated,
                 "error": [each.error.low, each.error.mean, each.error.high],
+                "as_calibrated": [each.as_calibrated.low, each.as_calibrated.mean, each.as_calibrated.high],
                 "margin": each.margin,
                 "verdict": each.verdict,
             }
@@ -215,6 +222,7 @@ def to_dict(twin: Twin) -> Mapping[str, Any]:
         "match": [match.rate for match in twin.matches],
         "cost_error": twin.cost_error,
         "step_error": twin.step_error,
+        "slowness": twin.slowness,
         "residuals": dict(twin.residuals),
         "busy": twin.busy,
         "others": None if math.isnan(twin.others) else twin.others,

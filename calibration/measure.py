@@ -144,7 +144,7 @@ def measure(
     """
     points = points_for(body, grid, seed)
     executor = executor or body.executor()
-    about = describe(body, num_measurements(body, grid))
+    about = {**describe(body, num_measurements(body, grid)), "longest_served": longest_served(body, grid)}
     before = resumed(out, about)
     clock: Stopwatch = ThreadClock() if body.device.type == "cpu" else EventClock(body.device)
     with out.open("a") as file:
@@ -160,6 +160,10 @@ def points_for(body: Body, grid: Grid, seed: int = 0) -> list[Point]:
     """Those that the body has room for."""
     pool_tokens = body.config.num_blocks * body.config.block_size
     return grid.points(body.config.max_model_len, weights_of(body), seed, pool_tokens)
+
+
+def longest_served(body: Body, grid: Grid) -> int:
+    return min(grid.longest_served, body.config.max_model_len)
 
 
 def num_measurements(body: Body, grid: Grid) -> int:
@@ -187,7 +191,7 @@ def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], fil
 
 
 def _serve(body: Body, executor: TorchExecutor, grid: Grid, loads: Sequence[Load], file: Any, tick: Tick) -> None:
-    for service in serve(body, executor, loads, min(grid.longest_served, body.config.max_model_len)):
+    for service in serve(body, executor, loads, longest_served(body, grid)):
         _write(file, {"service": service.to_dict()})
         tick()
 

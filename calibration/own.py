@@ -16,6 +16,7 @@ from calibration.journalled import TimedStep
 from calibration.measure import Measurement
 from calibration.points import PARTS
 from calibration.samples import Floats
+from calibration.speed import shares
 from sim.cost.body import BodyCost, BodyCosts, InService, Table
 from sim.cost.surface import Surface, monotone
 from sim.cost.work import StepWork
@@ -59,7 +60,9 @@ def body_costs(name: str, measured: Measurement) -> BodyCosts:
         "num_hiccups": num_hiccups,
         "sum_of_parts": additivity(parts, measured),
     }
-    return replace(parts, in_service=whole, band=band, about=about)
+    costs = replace(parts, in_service=whole, band=band)
+    about["served"] = shares(BodyCost(costs), measured.services)
+    return replace(costs, about=about)
 
 
 def _runs(steps: Sequence[TimedStep]) -> list[Sequence[TimedStep]]:

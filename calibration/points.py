@@ -61,7 +61,8 @@ class Grid:
     num_repeats: int
     most_kv: int  # tokens in one batch
     clients: Sequence[int]  # of each load in service
-    seconds: float  # that each load lasts
+    seconds: float  # that each load lasts, each time
+    num_rounds: int = 1  # of all loads: a machine drifts, and no load is to have its good hour
     longest_served: int = 1024  # tokens of prompt and answer together, of what is served
 
     def points(
@@ -87,8 +88,10 @@ class Grid:
 
     @property
     def loads(self) -> list[Load]:
-        """An idle server's, then more and more clients."""
-        return [Load(0, 0.0), *(Load(num, self.seconds) for num in self.clients)]
+        """An idle server's, then rounds of many clients and few."""
+        rng = np.random.default_rng(0)
+        rounds = [num for _ in range(self.num_rounds) for num in rng.permutation(self.clients).tolist()]
+        return [Load(0, 0.0), *(Load(num, self.seconds) for num in rounds)]
 
     def _mixed(self, longest: int, rng: np.random.Generator) -> list[tuple[int, int, int, int]]:
         """Steps as a server takes them: many decodes alone, some with a chunk, few chunks alone."""
@@ -116,7 +119,8 @@ CPU = Grid(
     num_repeats=5,
     most_kv=32 * 1024,
     clients=(1, 2, 4, 8, 16, 32),
-    seconds=4.0,
+    seconds=0.8,
+    num_rounds=5,
 )
 # Of a model that a CPU takes long for: fewer points, up to what its prompts will need.
 LARGE_CPU = Grid(
@@ -131,7 +135,8 @@ LARGE_CPU = Grid(
     num_repeats=2,
     most_kv=8 * 1024,
     clients=(1, 2, 4, 8),
-    seconds=4.0,
+    seconds=1.5,
+    num_rounds=3,
     longest_served=192,
 )
 SMALL_CPU = Grid((1, 4), (16, 128), (2, 32), (0, 64), (1, 4, 32), (1, 4), (1, 4), 6, 2, 1024, (1, 4), 0.2)
@@ -147,6 +152,7 @@ CUDA = Grid(
     num_repeats=3,
     most_kv=1024 * 1024,
     clients=(1, 8, 32, 64, 128, 256),
-    seconds=8.0,
+    seconds=4.0,
+    num_rounds=2,
 )
 GRIDS = {"cpu": CPU, "cpu-large": LARGE_CPU, "cpu-small": SMALL_CPU, "cuda": CUDA}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from policies.catalogue import build
 from policies.config import EngineConfig
 from policies.journal import Replayed, Write, replay
 from sim.cost import StepCost, StepWork
+from sim.cost.body import BodyCost
 from sim.experiment.statistics import Interval, mean_interval
 from sim.frontend import FrontEndTimes
 from sim.match import Match, match
@@ -40,12 +42,14 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Simulated over live, less 1: an interval over the live repeats."""
+    """Simulated over live, less 1: an interval over the live repeats. `simulated` and `error` are at the speed that the
+    machine had beside each repeat, `as_calibrated` at the speed of the calibration."""
 
     measure: str
     live: float
     simulated: float
     error: Interval
+    as_calibrated: Interval
     margin: float | None
 
     @property
@@ -68,12 +72,21 @@ Values = Mapping[str, float]  # by the names of MEASURES
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One repeat. `others`: cores of the machine that worked for other processes meanwhile; nan where nobody looked."""
+    """One repeat. `others`: cores of the machine that worked for other processes meanwhile, nan where nobody looked;
+    `slowness`: times of steps over those of the calibration, by a load beside it."""
 
     values: Values
     journal: Sequence[str]
     replayed: Replayed
     others: float = math.nan
+    slowness: float = 1.0
+
+
+class Simulated(NamedTuple):
+    """A simulation of the workload, and its journal."""
+
+    values: Values
+    journal: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +105,28 @@ class Twin:
 
     @classmethod
     def of(
-        cls, repeats: Sequence[Live], simulated: Values, lines: Sequence[str], cost: StepCost, margins: Values
+        cls,
+        repeats: Sequence[Live],
+        simulate_at: Callable[[float], Simulated],
+        cost: StepCost,
+        margins: Values,
     ) -> Twin:
-        """`lines`: the simulation's journal. Raises ValueError for fewer than 2 repeats."""
+        """`simulate_at` a slowness. Raises ValueError for fewer than 2 repeats."""
         if len(repeats) < 2:
             raise ValueError(f"{len(repeats)} live repeats tell nothing of chance: ask for 2 or more, better 5")
+        at = {slowness: simulate_at(slowness) for slowness in {1.0, *(live.slowness for live in repeats)}}
         steps = [timed_steps(live.journal) for live in repeats]
         times = np.array([step.duration for each in steps for step in each])
-        prices = np.array([cost.host_time(s.work) + cost.device_time(s.work) for each in steps for s in each])
+        by = np.array([live.slowness for live, each in zip(repeats, steps, strict=True) for _ in each])
+        prices = by * np.array([cost.host_time(s.work) + cost.device_time(s.work) for each in steps for s in each])
         return cls(
-            differences=[_difference(name, repeats, simulated[name], margins.get(name)) for name in simulated],
+            differences=[_difference(name, repeats, at, margins.get(name)) for name in at[1.0].values],
             repeats=repeats,
-            matches=[match(live.journal, lines) for live in repeats],
+            matches=[match(live.journal, at[live.slowness].journal) for live in repeats],
             cost_error=float(prices.sum() / times.sum() - 1.0),
             step_error=float(np.median(np.abs(prices / times - 1.0))),
             residuals=_residuals([step for each in steps for step in each], prices),
-            busy=fmean(sum(step.duration for step in each) / max(1e-9, each[-1].end - each[0].end) for each in steps),
+            busy=fmean(_busy(each) for each in steps),
         )
 
     @property
@@ -127,6 +146,10 @@ class Twin:
         return fmean(live.others for live in self.repeats)
 
     @property
+    def slowness(self) -> list[float]:
+        return [live.slowness for live in self.repeats]
+
+    @property
     def is_noisy(self) -> bool:
         """The live runs shared the machine: what they took says nothing of the costs."""
         return self.others > MOST
@@ -136,17 +159,31 @@ def compare(
     play_live: PlayLive,
     config: EngineConfig,
     workload: Workload,
-    cost: StepCost,
+    cost: BodyCost,
     *,
     num_repeats: int = 5,
     front_end: FrontEndTimes | None = None,
     margins: Values = GATES,
+    slowness: Callable[[], float] | None = None,
 ) -> Twin:
-    """Play the workload live so often, and simulate it; latencies are those at the client's end."""
-    repeats = [_live(play_live) for _ in range(num_repeats)]
-    lines: list[str] = []
-    run = simulate(config, workload, cost, lines.append, jumps=False, front_end=front_end)
-    return Twin.of(repeats, values(summarise(run)), lines, cost, margins)
+    """Play the workload live so often, and simulate it; latencies are those at the client's end.
+
+    `slowness` tells before the first repeat, between and after them how much longer steps take than when the costs were
+    measured.
+    """
+
+    def simulate_at(slowness: float) -> Simulated:
+        lines: list[str] = []
+        slower = replace(cost, scale=slowness * cost.scale)
+        run = simulate(config, workload, slower, lines.append, jumps=False, front_end=front_end)
+        return Simulated(values(summarise(run)), lines)
+
+    repeats, before = [], slowness() if slowness else 1.0
+    for _ in range(num_repeats):
+        live, after = _live(play_live), slowness() if slowness else 1.0
+        repeats.append(replace(live, slowness=0.5 * (before + after)))
+        before = after
+    return Twin.of(repeats, simulate_at, cost, margins)
 
 
 def from_journals(journals: Sequence[Sequence[str]], cost: StepCost, margins: Values = GATES) -> Twin:
@@ -158,9 +195,18 @@ def from_journals(journals: Sequence[Sequence[str]], cost: StepCost, margins: Va
     repeats = [
         Live(each.latencies(), journal, replay(journal, build)) for each, journal in zip(told, journals, strict=True)
     ]
-    lines: list[str] = []
-    simulate(told[0].config, _workload(told[0]), cost, lines.append, jumps=False)
-    return Twin.of(repeats, Told.of(lines).latencies(), lines, cost, margins)
+
+    def simulate_at(_: float) -> Simulated:
+        lines: list[str] = []
+        simulate(told[0].config, _workload(told[0]), cost, lines.append, jumps=False)
+        return Simulated(Told.of(lines).latencies(), lines)
+
+    return Twin.of(repeats, simulate_at, cost, margins)
+
+
+def _busy(steps: Sequence[TimedStep]) -> float:
+    """Of the time from the first step's beginning to the last one's end."""
+    return sum(step.duration for step in steps) / (steps[-1].end - steps[0].end + steps[0].duration)
 
 
 def _residuals(steps: Sequence[TimedStep], prices: Floats) -> dict[str, float]:
@@ -196,10 +242,17 @@ def _live(play_live: PlayLive) -> Live:
     return Live(values(summarise(run)), journal, replay(journal, build), used)
 
 
-def _difference(name: str, repeats: Sequence[Live], predicted: float, margin: float | None) -> Difference:
+def _difference(name: str, repeats: Sequence[Live], at: Mapping[float, Simulated], margin: float | None) -> Difference:
     measured = [live.values[name] for live in repeats]
-    error = mean_interval([predicted / each - 1.0 for each in measured])
-    return Difference(name, fmean(measured), predicted, error, margin)
+    predicted = [at[live.slowness].values[name] for live in repeats]
+    return Difference(
+        name,
+        fmean(measured),
+        fmean(predicted),
+        mean_interval([ours / live - 1.0 for ours, live in zip(predicted, measured, strict=True)]),
+        mean_interval([at[1.0].values[name] / live - 1.0 for live in measured]),
+        margin,
+    )
 
 
 def values(summary: Summary) -> dict[str, float]:

@@ -13,10 +13,11 @@ import pytest
 
 import liverun
 from backend.start import Body, start
-from calibration.measure import Measurement, ThreadClock, ceilings, measure
+from calibration.measure import Measurement, measure
 from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
 from calibration.points import GRIDS
+from calibration.speed import Speed
 from calibration.twin import Twin, compare
 from sim.cost.body import BodyCost, BodyCosts
 from sim.frontend import FrontEndTimes
@@ -24,9 +25,8 @@ from sim.simulate import simulate
 from sim.workload.generate import poisson
 from sim.workload.workload import Workload
 
-SHORT = replace(GRIDS["cpu"], clients=(1, 2, 4, 8, 16), num_repeats=2, seconds=2.0)
-REPEATS = 5
-DRIFT = 0.08  # of ceilings between calibration and live runs: the machine became another
+SHORT = replace(GRIDS["cpu"], clients=(1, 2, 4, 8, 16), num_repeats=2)
+REPEATS = 6
 Count = Callable[[str, int], None]
 
 
@@ -61,6 +61,7 @@ def twin(request: pytest.FixtureRequest, body: Body, costs: BodyCosts, workload:
     return compare(
         lambda write: liverun.play(body, load, write)[0], body.config, load, cost,
         num_repeats=REPEATS, front_end=FrontEndTimes.off(**costs.front_end),
+        slowness=Speed(body, body.executor(), cost, costs.about["longest_served"]),
     )  # fmt: skip
 
 
@@ -70,9 +71,9 @@ def test_decisions_replay_equal_whatever_else_the_machine_does(twin: Twin, count
     assert not twin.divergences, twin.divergences[0]
 
 
-def test_the_simulation_says_what_the_live_run_takes(twin: Twin, body: Body, measured: Measurement) -> None:
+def test_the_simulation_says_what_the_live_run_takes(twin: Twin, measured: Measurement) -> None:
     """Within the margins surely, not by luck."""
-    if reason := why_noisy(body, measured, twin):
+    if reason := why_noisy(measured, twin):
         pytest.skip(reason)
     of_verdict = {
         verdict: [str(each) for each in twin.differences if each.margin and each.verdict == verdict]
@@ -83,15 +84,13 @@ def test_the_simulation_says_what_the_live_run_takes(twin: Twin, body: Body, mea
         pytest.skip(f"noisy: the live repeats differ too much to tell: {'; '.join(of_verdict['undecided'])}")
 
 
-def why_noisy(body: Body, measured: Measurement, twin: Twin) -> str:
+def why_noisy(measured: Measurement, twin: Twin) -> str:
     """What the machine did beside us, with its figure; nothing if it was ours."""
     if measured.is_noisy:
         return f"noisy: while the body was calibrated, {measured.others:.2f} cores worked for others"
     if twin.is_noisy:
         return f"noisy: while it played, {twin.others:.2f} cores worked for others"
-    now, then = ceilings(body.device, body.dtype, ThreadClock()), measured.ceilings[-1]
-    drift = max(abs(now[name] / then[name] - 1.0) for name in now)
-    return f"noisy: the machine's speed changed by {100 * drift:.0f} % since the calibration" if drift > DRIFT else ""
+    return ""
 
 
 def test_a_body_that_is_slower_than_its_costs_is_noticed(body: Body, costs: BodyCosts, workload: Workload) -> None:

@@ -11,7 +11,7 @@ import typer
 from options import Body, Html, IsLive, Json, LiveModel, of_a_run, setup_of, with_options_of
 
 if TYPE_CHECKING:
-    from sim.experiment.audit import Prober
+    from sim.experiment.isolation.audit import Prober
     from sim.experiment.runner import Runner
 
 app = typer.Typer(rich_markup_mode=None)
@@ -43,7 +43,7 @@ def compare(
     costs: Annotated[str | None, typer.Option(help="With --live: the live body's, of `calibrate body`.")] = None,
 ) -> None:
     """A/B: the same requests through two setups, what differs and how sure that is."""
-    from sim.experiment.commands import run_compare, run_compare_bodies
+    from sim.experiment.ab.commands import run_compare, run_compare_bodies
     from sim.experiment.runner import Simulated
 
     runner = Simulated(num_workers)
@@ -103,9 +103,9 @@ def sweep(
     **given: Any,
 ) -> None:
     """Many runs over knobs of a setup: what moves what, throughput against tail, the best point within limits."""
-    from sim.experiment.sweep import read_toml, sweep_of
-    from sim.experiment.sweep_commands import run_sweep
-    from sim.experiment.workers import workers_named
+    from sim.experiment.sweep.commands import run_sweep
+    from sim.experiment.sweep.play import read_toml, sweep_of
+    from sim.experiment.sweep.workers import workers_named
 
     options = ("method", "num_points", "num_seeds", "objective", "tail", "fairness", "pareto")
     told = {name: given.pop(name) for name in options} | {"metrics": given.pop("metric")}
@@ -126,7 +126,7 @@ def explain(
     request: str, config: Path | None, from_: str | None, journal: Path | None, json_: Path | None, **given: Any
 ) -> None:
     """Where one request's time went, and who held what it waited for."""
-    from sim.experiment.explain_commands import run_explain
+    from sim.experiment.explain.commands import run_explain
 
     run_explain(request, journal, setup_of(config, from_, given), json_)
 
@@ -152,7 +152,7 @@ def isolation(
     html: Path | None, **given: Any,
 ) -> None:  # fmt: skip
     """The price of keeping tenants apart, scope by scope, and an audit of what still leaks."""
-    from sim.experiment.isolation_commands import asked_of, run_isolation
+    from sim.experiment.isolation.commands import asked_of, run_isolation
 
     names = ("audit_only", "trials", "load", "scope", "prompt_tokens", "num_seeds")
     asked = asked_of(live, num_workers, **{name: given.pop(name) for name in names})
@@ -165,7 +165,7 @@ def _prober(live: bool, device: str, num_workers: int) -> Prober:
         from live_audit import LiveProber
 
         return LiveProber(device)
-    from sim.experiment.audit import Simulated
+    from sim.experiment.isolation.audit import Simulated
 
     return Simulated(num_workers)
 
@@ -173,7 +173,7 @@ def _prober(live: bool, device: str, num_workers: int) -> Prober:
 @scenarios_app.command("list")
 def list_scenarios() -> None:
     """Each with the requirement it stands for, what alone differs between its arms, and what it asks."""
-    from sim.experiment.scenario_commands import list_scenarios as print_list
+    from sim.experiment.scenarios.commands import list_scenarios as print_list
 
     print_list()
 
@@ -187,8 +187,8 @@ def run_scenarios(
     num_workers: Annotated[int, typer.Option(help="Processes of a simulation; 0: one a core.")] = 0,
 ) -> None:
     """Play cases, print figures and verdicts; the exit status is 1 if a rule is broken."""
-    from sim.experiment.scenario_commands import run_scenarios as run
     from sim.experiment.scenarios import LIVE, SIMULATED
+    from sim.experiment.scenarios.commands import run_scenarios as run
 
     raise typer.Exit(run(names, _runner(live, device, num_workers), LIVE if live else SIMULATED, json_))
 
@@ -217,7 +217,7 @@ def fairness(
     config: Path | None, from_: str | None, num: int, by: str | None, json_: Path | None, **given: Any
 ) -> None:
     """Who gets what of a server and at whose cost: each class or client beside itself alone."""
-    from sim.experiment.fairness_commands import run_fairness
+    from sim.experiment.fairness.commands import run_fairness
 
     run_fairness(setup_of(config, from_, given), num, by, json_)
 
@@ -226,7 +226,7 @@ def fairness(
 @with_options_of(of_a_run, json_=(Json, None), html=(Html, None))
 def waterfall(config: Path | None, from_: str | None, json_: Path | None, html: Path | None, **given: Any) -> None:
     """Where prefix hits go: from an endless cache down to this run, in tokens and in seconds of prefill."""
-    from sim.experiment.waterfall_report import run_waterfall
+    from sim.experiment.waterfall.report import run_waterfall
 
     run_waterfall(setup_of(config, from_, given), json_, html)
 
@@ -257,7 +257,7 @@ def capacity(
     **given: Any,
 ) -> None:
     """How many GPUs a load needs at its objectives, how sure that is, and what it hangs on; --rate: what is to come."""
-    from sim.experiment.capacity_commands import run_capacity
+    from sim.experiment.capacity.commands import run_capacity
 
     run_capacity(
         setup_of(config, from_, given), precision=precision, attainment=attainment, price=price, curve=curve,
@@ -288,7 +288,7 @@ def quota(
     **given: Any,
 ) -> None:
     """The largest budget of one class under which another keeps its limits, and what it buys."""
-    from sim.experiment.quota_commands import run_quota
+    from sim.experiment.quota.commands import run_quota
     from sim.experiment.runner import Simulated
 
     setup, runner = setup_of(config, from_, given), Simulated(num_workers)

@@ -9,9 +9,9 @@ from backend.start import start
 from live_runner import authenticated
 from liverun import play
 from policies.catalogue import preset
-from sim.experiment.audit import Probing, Times, first_token_times, measure, pace_of
-from sim.experiment.channels import Pace, Sizes
-from sim.experiment.scopes import Scope
+from sim.experiment.isolation.audit import Probing, Times, first_token_times, measure, pace_of
+from sim.experiment.isolation.channels import Pace, Sizes
+from sim.experiment.isolation.scopes import Scope
 from sim.setup import Setup
 from sim.workload.workload import Workload
 

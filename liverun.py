@@ -11,6 +11,7 @@ from itertools import compress
 
 import numpy as np
 
+from backend.device import LiveExecutor
 from backend.front import Answer, Front
 from backend.start import Body
 from policies.catalogue import build
@@ -56,14 +57,21 @@ class Clock:
 
 
 def play(
-    body: Body, workload: Workload, journal: Write | None = None, on_record: OnRecord | None = None
+    body: Body,
+    workload: Workload,
+    journal: Write | None = None,
+    on_record: OnRecord | None = None,
+    executor: LiveExecutor | None = None,
 ) -> tuple[Run, Pace]:
-    """Play the workload to its end, in its own time. `on_record` hears of each request that leaves."""
-    return asyncio.run(_play(body, workload, journal, on_record))
+    """Play the workload to its end, in its own time. `on_record` hears of each request that leaves; `executor`: another
+    than a new one of the body's."""
+    return asyncio.run(_play(body, workload, journal, on_record, executor or body.executor()))
 
 
-async def _play(body: Body, workload: Workload, journal: Write | None, on_record: OnRecord | None) -> tuple[Run, Pace]:
-    engine, executor = build(body.config, journal), body.executor()
+async def _play(
+    body: Body, workload: Workload, journal: Write | None, on_record: OnRecord | None, executor: LiveExecutor
+) -> tuple[Run, Pace]:
+    engine = build(body.config, journal)
     clients = Clients(workload, on_record)
     async with Front(engine, executor, Clock(workload), clients.stepped, clients.give_up) as front:
         await clients.run(front)

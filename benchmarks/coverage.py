@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.commands import Prepared
-from sim.experiment.compare import compare
+from sim.experiment.ab.compare import compare
 from sim.experiment.runner import Outcome, Runner, Simulated
 from sim.experiment.statistics import (
     Interval,

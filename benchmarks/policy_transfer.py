@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from calibration.quiet import Usage, others
 from live_runner import Live
-from sim.experiment.bodies import Agreement, compare_bodies
+from sim.experiment.ab.bodies import Agreement, compare_bodies
 from sim.experiment.runner import Simulated
 from sim.experiment.statistics import Interval
 from sim.setup import Setup

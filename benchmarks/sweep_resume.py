@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # not this folder: policies.py in it is not the package
 
-from sim.experiment.space import Range  # noqa: E402
-from sim.experiment.sweep import Sweep, sweep  # noqa: E402
-from sim.experiment.workers import Processes  # noqa: E402
+from sim.experiment.sweep.play import Sweep, sweep  # noqa: E402
+from sim.experiment.sweep.space import Range  # noqa: E402
+from sim.experiment.sweep.workers import Processes  # noqa: E402
 from sim.setup import Setup  # noqa: E402
 
 

@@ -19,9 +19,10 @@ from calibration.measure import grid_for, measure, num_measurements
 from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
 from calibration.points import GRIDS
+from calibration.probe import Probing, probe_of
 from calibration.source import kernel_hash
-from calibration.speed import Speed
-from calibration.twin import Twin, compare, from_journals
+from calibration.twin import Played, Twin, compare, from_journals
+from policies.journal import Write
 from sim.commands import progress
 from sim.cost.body import BodyCost, BodyCosts, read_body_costs
 from sim.files import whole_file
@@ -102,7 +103,6 @@ def twins(
     """By share of the largest rate, each printed when it is there."""
     console, costs = Console(), _costs(body, costs_file)
     cost = BodyCost(costs)
-    slowness = Speed(body, body.executor(), cost, costs.about["longest_served"])
     most = largest_rate(body.config, workload, cost)
     console.print(
         f"{costs.name}; {workload.name} on {body.config.max_num_seqs} seats: {most:.3g} requests a second at most "
@@ -114,16 +114,22 @@ def twins(
     for share in utilisations:
         load = at_rate(workload, share * most)
         found[share] = twin = compare(
-            lambda write, load=load: liverun.play(body, load, write)[0],  # type: ignore[misc]
+            lambda write, load=load: play_probed(body, load, write),  # type: ignore[misc]
             body.config,
             load,
             cost,
             num_repeats=num_repeats,
             front_end=FrontEndTimes.off(**costs.front_end),
-            slowness=slowness,
         )
         print_twin(console, f"at {share:.3g} of it, {share * most:.3g} requests a second", twin)
     return found
+
+
+def play_probed(body: Body, workload: Workload, write: Write) -> Played:
+    """Live, the machine's speed looked at between steps."""
+    probing = Probing(body.executor(), probe_of(body))
+    run, _ = liverun.play(body, workload, write, executor=probing)
+    return Played(run, probing.times)
 
 
 def run_twin_of(folder: Path, out: Path | None) -> int:
@@ -198,8 +204,8 @@ def summary_lines(twin: Twin) -> list[str]:
         f"replayed: {equal}; taken alike by the simulation on its own: {100 * alike:.1f} %",
         f"step costs: {100 * twin.cost_error:+.1f} % in sum, a single step off by {100 * twin.step_error:.1f} % in the "
         f"median; {len(twin.repeats)} live repeats, busy {100 * twin.busy:.0f} % of the time{seen}",
-        f"beside the live runs the machine took {min(twin.slowness):.2f} to {max(twin.slowness):.2f} of the times of the "
-        "calibration: simulated so, and as calibrated",
+        f"probes between live steps took {min(twin.slowness):.2f} to {max(twin.slowness):.2f} of what they did when it was "
+        "calibrated: simulated at that speed, and as calibrated",
         "by kind of step: " + ", ".join(f"{kind} {100 * error:+.1f} %" for kind, error in twin.residuals.items()),
     ]
 

@@ -23,8 +23,10 @@ import torch
 
 from backend.executor import TorchExecutor
 from backend.start import Body
-from calibration.parts import Parts, weights_of
+from calibration.journalled import TimedStep
+from calibration.parts import Call, Parts, weights_of
 from calibration.points import Grid, Load, Point
+from calibration.probe import probe_of
 from calibration.quiet import MOST
 from calibration.served import Service, serve
 from calibration.source import kernel_hash
@@ -33,7 +35,7 @@ Tick = Callable[[], object]
 LARGE_BYTES = 200e6  # of weights
 RECORDED = ("layers", "decode", "skewed", "prefill", "write", "gemm")  # no result of theirs goes to the host
 NOISY = 1.3  # wall time over thread time: so much of the machine was somebody else's
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Stopwatch(Protocol):
@@ -82,12 +84,14 @@ class EventClock:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One measurement. `wall` over `seconds` tells how much the thread had to wait for a core."""
+    """One measurement. `wall` over `seconds` tells how much the thread had to wait for a core; `probe`: what the probe
+    took just before, 1 where there is none."""
 
     point: Point
     seconds: float
     wall: float
     load: float  # of the machine, as its one-minute average
+    probe: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +125,25 @@ class Measurement:
         return float((rates.max(axis=0) / rates.min(axis=0) - 1.0).max())
 
     def times(self, part: str) -> dict[tuple[int, ...], list[float]]:
-        """By counts, in the order of the first measurement."""
+        """By counts, in the order of the first measurement; as if the machine had always had its median speed."""
+        usual = float(np.median([each.probe for each in self.taken]))
         found: dict[tuple[int, ...], list[float]] = {}
         for each in self.taken:
             if each.point.part == part:
-                found.setdefault(each.point.counts, []).append(each.seconds)
+                found.setdefault(each.point.counts, []).append(each.seconds * usual / each.probe)
         return found
+
+    @property
+    def probe(self) -> float:
+        """What the probe takes in service, in the median: the speed that costs are told for."""
+        return float(np.median([service.probe for service in self.services]))
+
+    def served(self) -> list[Sequence[TimedStep]]:
+        """Steps of each service, at that speed."""
+        return [
+            [step._replace(duration=step.duration * self.probe / service.probe) for step in service.steps]
+            for service in self.services
+        ]
 
 
 def measure(
@@ -172,7 +189,7 @@ def num_measurements(body: Body, grid: Grid) -> int:
 
 
 def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], file: Any, tick: Tick) -> None:
-    halfway = len(order) // 2
+    halfway, probe = len(order) // 2, probe_of(body)
     with torch.inference_mode():
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -181,7 +198,9 @@ def _run(body: Body, parts: Parts, clock: Stopwatch, order: Sequence[Point], fil
                 parts.call(next(point for point in order if point.part == part))()
             _write(file, {"ceilings": ceilings(body.device, body.dtype, clock)})
             for index, point in enumerate(order):
-                _write(file, _line(point, *_timed(parts, clock, point)))
+                call = parts.call(point)
+                speed = clock.time(probe)[0] if probe is not None else 1.0
+                _write(file, _line(point, *_timed(call, clock, point), speed))
                 tick()
                 if index == halfway:
                     _write(file, {"ceilings": ceilings(body.device, body.dtype, clock)})
@@ -196,8 +215,7 @@ def _serve(body: Body, executor: TorchExecutor, grid: Grid, loads: Sequence[Load
         tick()
 
 
-def _timed(parts: Parts, clock: Stopwatch, point: Point) -> tuple[float, float]:
-    call = parts.call(point)
+def _timed(call: Call, clock: Stopwatch, point: Point) -> tuple[float, float]:
     if point.part == "loop":  # it times itself, by the wall clock
         seconds = float(call())  # type: ignore[arg-type]
         return seconds, seconds
@@ -278,7 +296,8 @@ def read_measurement(path: Path) -> Measurement:
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         about = next(line["about"] for line in lines if "about" in line)
-        taken = [Taken(Point(line["part"], tuple(line["counts"])), line["seconds"], line["wall"], line["load"])
+        figures = ("seconds", "wall", "load", "probe")
+        taken = [Taken(Point(line["part"], tuple(line["counts"])), *(line[name] for name in figures))
                  for line in lines if "part" in line]  # fmt: skip
         services = [Service.from_dict(line["service"]) for line in lines if "service" in line]
         return Measurement(about, taken, [line["ceilings"] for line in lines if "ceilings" in line], services)
@@ -286,9 +305,9 @@ def read_measurement(path: Path) -> Measurement:
         raise ValueError(f"{path}: not a measurement ({type(error).__name__}: {error}): measure again") from None
 
 
-def _line(point: Point, seconds: float, wall: float) -> dict[str, Any]:
-    load = os.getloadavg()[0]
-    return {"part": point.part, "counts": point.counts, "seconds": seconds, "wall": wall, "load": round(load, 2)}
+def _line(point: Point, seconds: float, wall: float, probe: float) -> dict[str, Any]:
+    told = {"part": point.part, "counts": point.counts, "seconds": seconds, "wall": wall}
+    return {**told, "load": round(os.getloadavg()[0], 2), "probe": probe}
 
 
 def _write(file: Any, value: Mapping[str, Any]) -> None:

@@ -16,7 +16,6 @@ from calibration.journalled import TimedStep
 from calibration.measure import Measurement
 from calibration.points import PARTS
 from calibration.samples import Floats
-from calibration.speed import shares
 from sim.cost.body import BodyCost, BodyCosts, InService, Table
 from sim.cost.surface import Surface, monotone
 from sim.cost.work import StepWork
@@ -47,7 +46,7 @@ def body_costs(name: str, measured: Measurement) -> BodyCosts:
         band=1.0,
         front_end=_front_end(measured),
     )
-    runs = [run for service in measured.services for run in _runs(service.steps)]
+    runs = [run for steps in measured.served() for run in _runs(steps)]
     fitted, num_hiccups = in_service(
         BodyCost(parts), [step for i, run in enumerate(runs) if i % 3 != 2 for step in run]
     )
@@ -60,9 +59,7 @@ def body_costs(name: str, measured: Measurement) -> BodyCosts:
         "num_hiccups": num_hiccups,
         "sum_of_parts": additivity(parts, measured),
     }
-    costs = replace(parts, in_service=whole, band=band)
-    about["served"] = shares(BodyCost(costs), measured.services)
-    return replace(costs, about=about)
+    return replace(parts, in_service=whole, band=band, about=about)
 
 
 def _runs(steps: Sequence[TimedStep]) -> list[Sequence[TimedStep]]:
@@ -151,6 +148,7 @@ def _quality(measured: Measurement) -> dict[str, Any]:
         "drift": round(measured.drift, 4),
         "waited": round(measured.waited, 4),
         "others": round(measured.others, 3),
+        "probe": measured.probe,
         "is_noisy": measured.is_noisy,
         "spread_of_repeats": round(float(np.median(spreads)), 4),
     }

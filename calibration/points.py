@@ -120,7 +120,7 @@ CPU = Grid(
     most_kv=32 * 1024,
     clients=(1, 2, 4, 8, 16, 32),
     seconds=0.8,
-    num_rounds=5,
+    num_rounds=3,
 )
 # Of a model that a CPU takes long for: fewer points, up to what its prompts will need.
 LARGE_CPU = Grid(
@@ -136,7 +136,7 @@ LARGE_CPU = Grid(
     most_kv=8 * 1024,
     clients=(1, 2, 4, 8),
     seconds=1.5,
-    num_rounds=3,
+    num_rounds=2,
     longest_served=192,
 )
 SMALL_CPU = Grid((1, 4), (16, 128), (2, 32), (0, 64), (1, 4, 32), (1, 4), (1, 4), 6, 2, 1024, (1, 4), 0.2)

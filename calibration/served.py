@@ -21,6 +21,7 @@ from backend.front import Front
 from backend.start import Body
 from calibration.journalled import TimedStep, timed_steps
 from calibration.points import Load
+from calibration.probe import Probing, probe_of, without_probes
 from calibration.quiet import Usage, others
 from policies.catalogue import build
 from policies.config import EngineConfig
@@ -30,7 +31,7 @@ from policies.types import Request
 from sim.cost.work import StepWork
 
 NUM_LONE = 12  # requests that meet an idle server
-FIGURES = ("rate", "ask", "deliver", "others")
+FIGURES = ("rate", "ask", "deliver", "others", "probe")
 GAP = 0.02  # seconds a client sleeps before each of these
 
 
@@ -44,6 +45,7 @@ class Service(NamedTuple):
     ask: float | None
     deliver: float
     others: float  # cores that worked for other processes meanwhile
+    probe: float = 1.0  # mean seconds of the probe between steps, which are told without it; 1 where there is none
 
     def to_dict(self) -> dict[str, Any]:
         steps = [[*work, float(f"{duration:.6g}")] for work, duration, _ in self.steps]
@@ -66,14 +68,22 @@ async def _serve(body: Body, executor: TorchExecutor, load: Load, longest: int, 
     journal: list[str] = []
     since = Usage.now()
     config = replace(body.config, async_depth=1, max_num_seqs=max(body.config.max_num_seqs, load.num_clients))
-    async with Front(build(config, journal.append), executor) as front:
+    probing = Probing(executor, probe_of(body))
+    async with Front(build(config, journal.append), probing) as front:
         clients = Clients(front, rng, body.model.vocab_size, longest)
         await (clients.crowd(load) if load.num_clients else clients.lone())
         delivered, ends = front.delivered, front.replica.step_ends
         deliver = fmean(there - end for there, end in zip(delivered, ends, strict=True))
     ask = None if load.num_clients else _ask_time(journal)
     rate = len(clients) / (delivered[-1] - ends[0])
-    return Service(load, rate, timed_steps(journal), ask, deliver, round(others(since), 3))
+    steps = own_steps(timed_steps(journal), probing.times)
+    probe = fmean(probing.times) if probing.times else 1.0
+    return Service(load, rate, steps, ask, deliver, round(others(since), 3), probe)
+
+
+def own_steps(steps: Sequence[TimedStep], probes: Sequence[float]) -> list[TimedStep]:
+    durations = without_probes([step.duration for step in steps], probes)
+    return [step._replace(duration=max(1e-7, own)) for step, own in zip(steps, durations, strict=True)]
 
 
 class Open(NamedTuple):

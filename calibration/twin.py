@@ -16,8 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from calibration.journalled import TimedStep, Told, timed_steps
+from calibration.probe import EVERY
 from calibration.quiet import MOST, Usage, others
 from calibration.samples import Floats
+from calibration.served import own_steps
 from policies.catalogue import build
 from policies.config import EngineConfig
 from policies.journal import Replayed, Write, replay
@@ -30,7 +32,15 @@ from sim.metrics import Summary, summarise
 from sim.simulate import Run, simulate
 from sim.workload.workload import WorkItem, Workload
 
-PlayLive = Callable[[Write], Run]  # the workload on a live body, once; its journal is written line by line
+
+class Played(NamedTuple):
+    """A live run, and what the probes between its steps took."""
+
+    run: Run
+    probes: Sequence[float] = ()
+
+
+PlayLive = Callable[[Write], Played]  # the workload on a live body, once; its journal is written line by line
 
 # Relative margins: what a prediction may be off and still be called equal.
 GATES = {"e2e.mean": 0.10, "e2e.p99": 0.15, "tpot.mean": 0.05, "ttft.mean": 0.08}
@@ -73,13 +83,17 @@ Values = Mapping[str, float]  # by the names of MEASURES
 @dataclass(frozen=True, slots=True)
 class Live:
     """One repeat. `others`: cores of the machine that worked for other processes meanwhile, nan where nobody looked;
-    `slowness`: times of steps over those of the calibration, by a load beside it."""
+    `slowness`: what probes between its steps took, over what they did when costs were measured."""
 
     values: Values
     journal: Sequence[str]
     replayed: Replayed
     others: float = math.nan
     slowness: float = 1.0
+    probes: Sequence[float] = ()
+
+    def steps(self) -> list[TimedStep]:
+        return own_steps(timed_steps(self.journal), self.probes)
 
 
 class Simulated(NamedTuple):
@@ -115,7 +129,7 @@ class Twin:
         if len(repeats) < 2:
             raise ValueError(f"{len(repeats)} live repeats tell nothing of chance: ask for 2 or more, better 5")
         at = {slowness: simulate_at(slowness) for slowness in {1.0, *(live.slowness for live in repeats)}}
-        steps = [timed_steps(live.journal) for live in repeats]
+        steps = [live.steps() for live in repeats]
         times = np.array([step.duration for each in steps for step in each])
         by = np.array([live.slowness for live, each in zip(repeats, steps, strict=True) for _ in each])
         prices = by * np.array([cost.host_time(s.work) + cost.device_time(s.work) for each in steps for s in each])
@@ -164,25 +178,19 @@ def compare(
     num_repeats: int = 5,
     front_end: FrontEndTimes | None = None,
     margins: Values = GATES,
-    slowness: Callable[[], float] | None = None,
 ) -> Twin:
-    """Play the workload live so often, and simulate it; latencies are those at the client's end.
-
-    `slowness` tells before the first repeat, between and after them how much longer steps take than when the costs were
-    measured.
-    """
+    """Play the workload live so often, and simulate it; latencies are those at the client's end. Where live runs are
+    probed, the simulated ones take that time too, and each is as fast as the machine was in its own."""
+    usual = cost.costs.about.get("probe", 1.0)
+    repeats = [_live(play_live, usual) for _ in range(num_repeats)]
+    probed = cost.with_time_per_step(usual / EVERY) if any(live.probes for live in repeats) else cost
 
     def simulate_at(slowness: float) -> Simulated:
         lines: list[str] = []
-        slower = replace(cost, scale=slowness * cost.scale)
+        slower = replace(probed, scale=slowness * cost.scale)
         run = simulate(config, workload, slower, lines.append, jumps=False, front_end=front_end)
         return Simulated(values(summarise(run)), lines)
 
-    repeats, before = [], slowness() if slowness else 1.0
-    for _ in range(num_repeats):
-        live, after = _live(play_live), slowness() if slowness else 1.0
-        repeats.append(replace(live, slowness=0.5 * (before + after)))
-        before = after
     return Twin.of(repeats, simulate_at, cost, margins)
 
 
@@ -234,12 +242,13 @@ def _workload(told: Told) -> Workload:
     return Workload("as journalled", sorted(items, key=lambda item: item.request.arrival_time))
 
 
-def _live(play_live: PlayLive) -> Live:
+def _live(play_live: PlayLive, usual: float) -> Live:
     journal: list[str] = []
     since = Usage.now()
-    run = play_live(journal.append)
+    run, probes = play_live(journal.append)
     used = others(since)
-    return Live(values(summarise(run)), journal, replay(journal, build), used)
+    slowness = fmean(probes) / usual if probes else 1.0
+    return Live(values(summarise(run)), journal, replay(journal, build), used, slowness, probes)
 
 
 def _difference(name: str, repeats: Sequence[Live], at: Mapping[float, Simulated], margin: float | None) -> Difference:

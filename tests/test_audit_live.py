@@ -16,11 +16,11 @@ from backend.start import start
 from live_audit import LiveProber
 from liverun import play
 from policies.types import RequestRecord
-from sim.experiment.audit import Play, Probing, Simulated, Times, audit, measure, small
-from sim.experiment.channels import CHANNELS, NUM_TENANTS, POSITIVE, Channel, Pace, Sizes
-from sim.experiment.leakage import leak
-from sim.experiment.price import prepared
-from sim.experiment.scopes import SCOPES
+from sim.experiment.isolation.audit import Play, Probing, Simulated, Times, audit, measure, small
+from sim.experiment.isolation.channels import CHANNELS, NUM_TENANTS, POSITIVE, Channel, Pace, Sizes
+from sim.experiment.isolation.leakage import leak
+from sim.experiment.isolation.price import prepared
+from sim.experiment.isolation.scopes import SCOPES
 from sim.setup import Setup
 from sim.workload.workload import Workload
 

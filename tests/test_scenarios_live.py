@@ -16,8 +16,8 @@ import cli
 from backend.principals import Principals
 from live_runner import Live, authenticated
 from policies.types import Request
-from sim.experiment.bodies import compare_bodies
-from sim.experiment.compare import compare
+from sim.experiment.ab.bodies import compare_bodies
+from sim.experiment.ab.compare import compare
 from sim.experiment.runner import Simulated
 from sim.experiment.scenarios import LIVE, SCENARIOS, Scenario, named, play
 from sim.setup import Setup

@@ -123,6 +123,12 @@ class BodyCost:
 
     provenance = "measured"
 
+    def with_time_per_step(self, seconds: float) -> BodyCost:
+        """Where each step takes so much longer, whatever is in it."""
+        service = self.costs.in_service
+        slower = replace(self.costs, in_service=replace(service, per_step=service.per_step + seconds))
+        return replace(self, costs=slower)
+
     @property
     def band(self) -> float:
         return self.costs.band

@@ -11,14 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import liverun
 from backend.start import Body, start
+from calibration.commands_body import play_probed
 from calibration.measure import Measurement, measure
 from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
 from calibration.points import GRIDS
-from calibration.speed import Speed
-from calibration.twin import Twin, compare
+from calibration.twin import Played, Twin, compare
 from sim.cost.body import BodyCost, BodyCosts
 from sim.frontend import FrontEndTimes
 from sim.simulate import simulate
@@ -59,9 +58,8 @@ def twin(request: pytest.FixtureRequest, body: Body, costs: BodyCosts, workload:
     cost = BodyCost(costs)
     load = at_rate(workload, request.param * largest_rate(body.config, workload, cost))
     return compare(
-        lambda write: liverun.play(body, load, write)[0], body.config, load, cost,
+        lambda write: play_probed(body, load, write), body.config, load, cost,
         num_repeats=REPEATS, front_end=FrontEndTimes.off(**costs.front_end),
-        slowness=Speed(body, body.executor(), cost, costs.about["longest_served"]),
     )  # fmt: skip
 
 
@@ -99,7 +97,7 @@ def test_a_body_that_is_slower_than_its_costs_is_noticed(body: Body, costs: Body
     load = at_rate(workload, 0.5 * largest_rate(body.config, workload, cost))
     slower = replace(cost, scale=1.2)
     twin = compare(
-        lambda write: simulate(body.config, load, slower, write, jumps=False, front_end=door),
+        lambda write: Played(simulate(body.config, load, slower, write, jumps=False, front_end=door)),
         body.config, load, cost, num_repeats=2, front_end=door,
     )  # fmt: skip
     assert {"tpot.mean", "e2e.mean"} <= set(twin.different)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,19 +11,21 @@ from random import Random
 
 import pytest
 
+import liverun
 from backend.start import Body, start
 from calibration.journalled import TimedStep, timed_steps
 from calibration.measure import Measurement, Taken, measure, read_measurement
 from calibration.own import body_costs, table, work_of
 from calibration.points import GRIDS, Load, Point
-from calibration.served import Service
-from calibration.twin import PlayLive, compare
+from calibration.probe import EVERY, Probing
+from calibration.served import Service, own_steps
+from calibration.twin import Played, PlayLive, compare
 from policies.config import EngineConfig
 from policies.journal import Write
 from sim.cost import AffineCost
 from sim.cost.body import BodyCost, BodyCosts, InService, body_behind, read_body_costs
 from sim.cost.work import StepWork
-from sim.simulate import Run, simulate
+from sim.simulate import simulate
 from sim.workload.generate import poisson
 
 ENGINE = EngineConfig(num_blocks=512, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64)
@@ -233,8 +236,8 @@ def live_of(*factors: float) -> PlayLive:
     """A body that is another simulation, each repeat so much slower than the costs."""
     left = list(factors)
 
-    def play(write: Write) -> Run:
-        return simulate(ENGINE, LOAD, replace(COST, scale=left.pop(0)), write, jumps=False)
+    def play(write: Write) -> Played:
+        return Played(simulate(ENGINE, LOAD, replace(COST, scale=left.pop(0)), write, jumps=False))
 
     return play
 
@@ -262,15 +265,52 @@ def test_repeats_that_differ_too_much_decide_nothing() -> None:
     assert {each.measure: each.verdict for each in twin.differences}["tpot.mean"] == "undecided"
 
 
-def test_a_machine_that_drifts_is_followed_by_what_it_does_beside_each_repeat() -> None:
-    """Slowness is told between repeats, and each repeat is held against the mean of its two neighbours."""
-    told = iter([1.0, 1.2, 1.2, 0.8])
-    twin = compare(live_of(1.1, 1.2, 1.0), ENGINE, LOAD, COST, num_repeats=3, slowness=lambda: next(told))
-    assert twin.slowness == pytest.approx([1.1, 1.2, 1.0])
+def test_a_machine_that_drifts_is_followed_by_the_probes_between_its_steps() -> None:
+    """Each repeat on a machine of another speed, which its probes show and its steps, these holding the probes too."""
+    cost = BodyCost(replace(true_costs(), about={"probe": 4e-3}))
+    speeds = iter([1.1, 1.2, 0.9])
+
+    def play(write: Write) -> Played:
+        speed = next(speeds)
+        slower = replace(cost.with_time_per_step(4e-3 / EVERY), scale=speed)
+        run = simulate(ENGINE, LOAD, slower, write, jumps=False)
+        return Played(run, [4e-3 * speed] * (run.num_plans // EVERY))
+
+    twin = compare(play, ENGINE, LOAD, cost, num_repeats=3)
+    assert twin.slowness == pytest.approx([1.1, 1.2, 0.9])
     by_name = {each.measure: each for each in twin.differences}
     assert by_name["e2e.mean"].verdict == "equal" and abs(by_name["e2e.mean"].error.mean) < 1e-6
     assert by_name["e2e.mean"].as_calibrated.mean < -0.05
-    assert abs(twin.cost_error) < 2e-3 and all(match.rate == 1.0 for match in twin.matches)
+    assert abs(twin.cost_error) < 0.02 and all(match.rate == 1.0 for match in twin.matches)
+
+
+def test_a_probe_runs_behind_every_eighth_step_and_is_no_part_of_any(body: Body) -> None:
+    """Live: what it takes is taken off the step that it followed."""
+    calls = 0
+
+    def work() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.05)
+
+    journal: list[str] = []
+    probing = Probing(body.executor(), work)
+    liverun.play(body, poisson([8] * 4, [12] * 4, rate=1e4), journal.append, executor=probing)
+    steps = timed_steps(journal)
+    own = own_steps(steps, probing.times)
+    assert calls == len(probing.times) == len(steps) // EVERY >= 1
+    probed = [index for index in range(len(steps)) if index % EVERY == EVERY - 1]
+    assert all(steps[i].duration > 0.05 and own[i].duration < steps[i].duration - 0.049 for i in probed)
+
+
+def test_times_are_told_at_the_usual_speed_of_the_machine() -> None:
+    """A machine twice as slow for one measurement shows it in the probe, and the time is halved."""
+    point, steps = Point("layers", (1,)), [TimedStep(StepWork(1, 1, 1, 1, 1), 2e-3)]
+    taken = [Taken(point, 1.0, 1.0, 0.0, 5e-3), Taken(point, 2.0, 2.0, 0.0, 1e-2), Taken(point, 1.0, 1.0, 0.0, 5e-3)]
+    services = [Service(Load(1, 1.0), 1.0, steps, None, 0.0, 0.0, probe) for probe in (4e-3, 4e-3, 8e-3)]
+    measured = Measurement({}, taken, (), services)
+    assert measured.times("layers") == {(1,): [1.0, 1.0, 1.0]}
+    assert [steps[0].duration for steps in measured.served()] == pytest.approx([2e-3, 2e-3, 1e-3])
 
 
 def test_one_repeat_is_refused() -> None:

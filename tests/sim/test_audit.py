@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp, mannwhitneyu, norm
 
 from policies.prompt import ContentPrompt
-from sim.experiment.audit import Audit, Probing, Simulated, audit, measure, small
-from sim.experiment.channels import CHANNELS, NUM_TENANTS, POSITIVE, STRANGER, VICTIM, Pace, Sizes, trials
-from sim.experiment.leakage import (
+from sim.experiment.isolation.audit import Audit, Probing, Simulated, audit, measure, small
+from sim.experiment.isolation.channels import CHANNELS, NUM_TENANTS, POSITIVE, STRANGER, VICTIM, Pace, Sizes, trials
+from sim.experiment.isolation.leakage import (
     auc,
     best_limit,
     fewest_probes,
@@ -25,7 +25,7 @@ from sim.experiment.leakage import (
     slack,
     trials_needed,
 )
-from sim.experiment.scopes import SCOPES, Scope, scopes_of
+from sim.experiment.isolation.scopes import SCOPES, Scope, scopes_of
 from sim.setup import Setup
 from sim.workload.workload import Workload
 

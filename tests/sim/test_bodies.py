@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from sim.experiment.bodies import agreements, compare_bodies
-from sim.experiment.compare import compare
+from sim.experiment.ab.bodies import agreements, compare_bodies
+from sim.experiment.ab.compare import compare
 from sim.experiment.runner import Outcome
 from sim.setup import Setup
 

@@ -15,17 +15,17 @@ from scipy.optimize import brentq
 
 from sim.cost.linear import LinearCost
 from sim.cost.server import ServerCosts
-from sim.experiment.capacity import capacity
-from sim.experiment.capacity_commands import print_capacity
-from sim.experiment.capacity_page import page_of
-from sim.experiment.misses import Curve, settled, steady, terms_of
-from sim.experiment.observed import Here, Observed, Processes, Replication, Task, Usage, observe
-from sim.experiment.plan import Capacity, Plan, pareto
-from sim.experiment.record import record_of
-from sim.experiment.replications import day_curve, source_of, unit_gaps
-from sim.experiment.slo_rate import SloRate, Unmet, slo_rate
+from sim.experiment.capacity.answer import capacity
+from sim.experiment.capacity.commands import print_capacity
+from sim.experiment.capacity.misses import Curve, settled, steady, terms_of
+from sim.experiment.capacity.observed import Here, Observed, Processes, Replication, Task, Usage, observe
+from sim.experiment.capacity.page import page_of
+from sim.experiment.capacity.plan import Capacity, Plan, pareto
+from sim.experiment.capacity.record import record_of
+from sim.experiment.capacity.replications import day_curve, source_of, unit_gaps
+from sim.experiment.capacity.slo_rate import SloRate, Unmet, slo_rate
+from sim.experiment.capacity.tune import tune
 from sim.experiment.statistics import Interval
-from sim.experiment.tune import tune
 from sim.setup import Setup
 from sim.slo import parse_objectives
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sim.experiment.commands import print_comparison
-from sim.experiment.compare import Comparison, compare
+from sim.experiment.ab.commands import print_comparison
+from sim.experiment.ab.compare import Comparison, compare
+from sim.experiment.ab.winner import winner
 from sim.experiment.runner import Outcome, Simulated, play, seeded
-from sim.experiment.winner import winner
 from sim.setup import Setup
 
 SMALL = Setup(workload="chat", rate=8.0, num_requests=60)

@@ -15,10 +15,9 @@ from rich.console import Console
 from policies.types import RequestRecord
 from sim.commands import Prepared
 from sim.cost import AffineCost
-from sim.experiment.blame import ADMISSION, ANSWERS, BLOCKS, BUDGET, GROUP, PREFILLS, SLOTS
-from sim.experiment.explain import Explained, explain
-from sim.experiment.explain_commands import explain_journal, explain_run, headline, print_explained, to_dict
-from sim.experiment.life import (
+from sim.experiment.explain.blame import ADMISSION, ANSWERS, BLOCKS, BUDGET, GROUP, PREFILLS, SLOTS
+from sim.experiment.explain.commands import explain_journal, explain_run, headline, print_explained, to_dict
+from sim.experiment.explain.life import (
     BEHIND,
     DECODE,
     FRONT_END,
@@ -30,7 +29,8 @@ from sim.experiment.life import (
     STREAMING,
     Span,
 )
-from sim.experiment.life import GROUP as UNFINISHED_GROUP
+from sim.experiment.explain.life import GROUP as UNFINISHED_GROUP
+from sim.experiment.explain.story import Explained, explain
 from sim.frontend import FrontEndTimes
 from sim.setup import Setup
 from sim.simulate import simulate

@@ -16,11 +16,11 @@ from rich.console import Console
 from policies.config import EngineConfig
 from sim.commands import Prepared
 from sim.cost import AffineCost
-from sim.experiment.accounts import Accounts, Member, Prices
-from sim.experiment.bounds import Bound, bound_of, prices_of
-from sim.experiment.fairness import Fairness, Share, fairness, jain
-from sim.experiment.fairness_commands import print_fairness, run_fairness, verdicts
-from sim.experiment.groups import MOST, OTHERS, groups_of, only
+from sim.experiment.fairness.accounts import Accounts, Member, Prices
+from sim.experiment.fairness.bounds import Bound, bound_of, prices_of
+from sim.experiment.fairness.commands import print_fairness, run_fairness, verdicts
+from sim.experiment.fairness.groups import MOST, OTHERS, groups_of, only
+from sim.experiment.fairness.shares import Fairness, Share, fairness, jain
 from sim.setup import Setup
 from sim.simulate import simulate
 from sim.workload.generate import generate

@@ -14,9 +14,9 @@ import pytest
 import cli
 from policies.types import Context
 from sim.cost import AffineCost, StepWork
-from sim.experiment.isolation import largest_rate, meets, prices
-from sim.experiment.price import PrefillBill, price
-from sim.experiment.scopes import SCOPES, Scope
+from sim.experiment.isolation.price import PrefillBill, price
+from sim.experiment.isolation.prices import largest_rate, meets, prices
+from sim.experiment.isolation.scopes import SCOPES, Scope
 from sim.setup import Setup
 from sim.workload.workload import WorkItem
 

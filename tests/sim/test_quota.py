@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cli
-from sim.experiment.quota import KINDS, Quota, quota, with_budget
+from sim.experiment.quota.largest import KINDS, Quota, quota, with_budget
 from sim.experiment.runner import Outcome, Simulated
 from sim.setup import Setup
 

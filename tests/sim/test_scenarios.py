@@ -15,8 +15,8 @@ from rich.console import Console
 from sim.commands import Prepared
 from sim.experiment.runner import Outcome
 from sim.experiment.runner import play as play_once
-from sim.experiment.scenario_commands import FIGURES, print_verdict, run_scenarios, to_dict
 from sim.experiment.scenarios import LIVE, SCENARIOS, SIMULATED, Scale, Scenario, Verdict, named, play
+from sim.experiment.scenarios.commands import FIGURES, print_verdict, run_scenarios, to_dict
 from sim.setup import Setup
 from sim.workload.generate import generate
 

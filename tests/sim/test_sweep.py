@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cli
-from sim.experiment.judged import Goal, Measured, front
-from sim.experiment.rows import Row, RowFile, identity
 from sim.experiment.runner import Outcome, play
-from sim.experiment.space import Choices, Range, grid, latin_hypercube, parse_knob, with_values
-from sim.experiment.sweep import Sweep, read_toml, sweep, sweep_of
-from sim.experiment.workers import Here, Processes, workers_named
+from sim.experiment.sweep.judged import Goal, Measured, front
+from sim.experiment.sweep.play import Sweep, read_toml, sweep, sweep_of
+from sim.experiment.sweep.rows import Row, RowFile, identity
+from sim.experiment.sweep.space import Choices, Range, grid, latin_hypercube, parse_knob, with_values
+from sim.experiment.sweep.workers import Here, Processes, workers_named
 from sim.setup import Setup
 from tests.conftest import REPOSITORY
 
@@ -211,8 +211,8 @@ def test_values_that_cannot_be_are_rows_with_errors_too() -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from sim.experiment.sweep import Sweep, sweep
-from sim.experiment.workers import Processes
+from sim.experiment.sweep.play import Sweep, sweep
+from sim.experiment.sweep.workers import Processes
 from tests.sim.test_sweep import LONG
 if __name__ == "__main__":
     sweep(LONG, Path(sys.argv[1]), Processes(2))

@@ -9,11 +9,11 @@ import pytest
 
 from sim.commands import Prepared
 from sim.cost import StepWork
-from sim.experiment.space import Choices, Knob
-from sim.experiment.sweep import Sweep, Swept, sweep
-from sim.experiment.sweep_charts import charts
-from sim.experiment.sweep_report import alone_table
-from sim.experiment.workers import Here
+from sim.experiment.sweep.charts import charts
+from sim.experiment.sweep.play import Sweep, Swept, sweep
+from sim.experiment.sweep.report import alone_table
+from sim.experiment.sweep.space import Choices, Knob
+from sim.experiment.sweep.workers import Here
 from sim.setup import Setup
 
 SHARED = Setup(

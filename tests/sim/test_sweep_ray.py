@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sim.experiment.space import parse_knob
-from sim.experiment.sweep import Sweep, sweep
-from sim.experiment.workers import Here, workers_named
+from sim.experiment.sweep.play import Sweep, sweep
+from sim.experiment.sweep.space import parse_knob
+from sim.experiment.sweep.workers import Here, workers_named
 from sim.setup import Setup
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed here: `make ray` brings it, and runs this")

@@ -11,7 +11,7 @@ from policies.prompt import ContentPrompt
 from policies.types import Context
 from sim.commands import Prepared
 from sim.diff import check_comparable
-from sim.experiment.compare import compare
+from sim.experiment.ab.compare import compare
 from sim.experiment.runner import Simulated, play
 from sim.setup import Setup
 from sim.simulate import Run

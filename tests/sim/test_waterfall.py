@@ -12,8 +12,8 @@ import pytest
 from policies.config import EngineConfig
 from sim.commands import Prepared
 from sim.cost import AffineCost
-from sim.experiment.waterfall import Price, Waterfall, waterfall
-from sim.experiment.waterfall_report import answer, run_waterfall
+from sim.experiment.waterfall.losses import Price, Waterfall, waterfall
+from sim.experiment.waterfall.report import answer, run_waterfall
 from sim.setup import Setup
 from sim.workload.reuse import reuse
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sim.diff import check_comparable
-from sim.experiment.compare import value
+from sim.experiment.ab.compare import value
 from sim.experiment.runner import Outcome, Runner, seeded
 from sim.setup import Setup
 

@@ -1,0 +1,1 @@
+"""Where one request's time went."""

@@ -1,0 +1,1 @@
+"""Who is served how much, and at whose cost."""

@@ -1,0 +1,1 @@
+"""What it costs to keep tenants apart, and what still leaks."""

@@ -1,0 +1,1 @@
+"""A setup at many points of its knobs."""

@@ -1,0 +1,1 @@
+"""Where prefix hits go."""

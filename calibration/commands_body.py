@@ -204,8 +204,8 @@ def summary_lines(twin: Twin) -> list[str]:
         f"replayed: {equal}; taken alike by the simulation on its own: {100 * alike:.1f} %",
         f"step costs: {100 * twin.cost_error:+.1f} % in sum, a single step off by {100 * twin.step_error:.1f} % in the "
         f"median; {len(twin.repeats)} live repeats, busy {100 * twin.busy:.0f} % of the time{seen}",
-        f"probes between live steps took {min(twin.slowness):.2f} to {max(twin.slowness):.2f} of what they did when it was "
-        "calibrated: simulated at that speed, and as calibrated",
+        f"by the probes between its steps the machine took {min(twin.slowness):.2f} to {max(twin.slowness):.2f} of its "
+        "times at the calibration: simulated so, and as calibrated",
         "by kind of step: " + ", ".join(f"{kind} {100 * error:+.1f} %" for kind, error in twin.residuals.items()),
     ]
 

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ def stages(body: Body, grid: str, seconds: float, out: Path) -> Iterator[tuple[s
     yield "measure", lambda: _measured(body, executor, grid, out)
     yield "fit", lambda: _fitted(body, out)
     for play in PLAYS:
-        yield play.file, lambda play=play: _played(body, executor, play, GRIDS[grid], seconds, out)  # type: ignore[misc]
+        yield play.file, partial(_played, body, executor, play, GRIDS[grid], seconds, out)
 
 
 def _measured(body: Body, executor: TorchExecutor, grid: str, out: Path) -> dict[str, Any]:

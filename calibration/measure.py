@@ -138,11 +138,12 @@ class Measurement:
         """What the probe takes in service, in the median: the speed that costs are told for."""
         return float(np.median([service.probe for service in self.services]))
 
-    def served(self) -> list[Sequence[TimedStep]]:
-        """Steps of each service, at that speed."""
+    def served(self, sensitivity: float) -> list[Sequence[TimedStep]]:
+        """Steps of each service, at that speed, to which they are so sensitive."""
+        by = [(self.probe / service.probe) ** sensitivity for service in self.services]
         return [
-            [step._replace(duration=step.duration * self.probe / service.probe) for step in service.steps]
-            for service in self.services
+            [step._replace(duration=step.duration * factor) for step in service.steps]
+            for factor, service in zip(by, self.services, strict=True)
         ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibration.choose import COVERED, Errors
 from calibration.fit import additive_prices
-from calibration.in_service import in_service
+from calibration.in_service import HICCUP, in_service
 from calibration.journalled import TimedStep
 from calibration.measure import Measurement
 from calibration.points import PARTS
@@ -20,6 +20,7 @@ from sim.cost.body import BodyCost, BodyCosts, InService, Table
 from sim.cost.surface import Surface, monotone
 from sim.cost.work import StepWork
 
+FEWEST_SERVICES = 8  # to tell by
 RUN = 20  # steps one after another that are kept to judge by, or not, together
 FRONT_END = "api_time_per_request", "engine_link_time"
 
@@ -46,7 +47,8 @@ def body_costs(name: str, measured: Measurement) -> BodyCosts:
         band=1.0,
         front_end=_front_end(measured),
     )
-    runs = [run for steps in measured.served() for run in _runs(steps)]
+    sensitivity = _sensitivity(parts, measured)
+    runs = [run for steps in measured.served(sensitivity) for run in _runs(steps)]
     fitted, num_hiccups = in_service(
         BodyCost(parts), [step for i, run in enumerate(runs) if i % 3 != 2 for step in run]
     )
@@ -57,9 +59,29 @@ def body_costs(name: str, measured: Measurement) -> BodyCosts:
         **_quality(measured),
         "held_out_steps": errors.to_dict(),
         "num_hiccups": num_hiccups,
+        "sensitivity": sensitivity,
         "sum_of_parts": additivity(parts, measured),
     }
     return replace(parts, in_service=whole, band=band, about=about)
+
+
+def _sensitivity(parts: BodyCosts, measured: Measurement) -> float:
+    """By what power of the probe's time those of steps grow, from one load served to another; from 0 to 1."""
+    steps = [step for service in measured.services for step in service.steps]
+    cost = BodyCost(replace(parts, in_service=in_service(BodyCost(parts), steps)[0]))
+    probes = np.log([service.probe for service in measured.services])
+    if len(probes) < FEWEST_SERVICES or np.ptp(probes) == 0.0:
+        return 1.0
+    shares = np.log([_usual_share(cost, service.steps) for service in measured.services])
+    return round(float(np.clip(np.polyfit(probes, shares, 1)[0], 0.0, 1.0)), 3)
+
+
+def _usual_share(cost: BodyCost, steps: Sequence[TimedStep]) -> float:
+    """Times over prices, in sum, but for steps during which the machine was away."""
+    prices = np.array([cost.host_time(step.work) + cost.device_time(step.work) for step in steps])
+    times = np.array([step.duration for step in steps])
+    usual = times < HICCUP * prices
+    return float(times[usual].sum() / prices[usual].sum())
 
 
 def _runs(steps: Sequence[TimedStep]) -> list[Sequence[TimedStep]]:

@@ -1,14 +1,16 @@
 """How fast the machine is just then: a small fixed piece of the body's own work, done again between steps.
 
 A shared machine is faster and slower by a tenth from one second to the next, by its neighbours' caches and its clock.
-The probe is slowed as steps are, so that times over its time are the body's own. Measurements and live runs are both
-told in it; what it takes itself is no part of a step, and a simulation of a probed run is told to take it too.
+The probe is slowed nearly as steps are (`sensitivity`, from the calibration's own loads, says how nearly), so that
+times over its time are the body's own. Measurements and live runs are both told in it; what it takes itself is no part
+of a step, and a simulation of a probed run is told to take it too.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean, median
 
 import torch
 
@@ -18,7 +20,8 @@ from calibration.parts import Passing
 from policies.types import Request, StepOutput, StepPlan
 
 TOKENS = 8  # that pass the layers: long enough to be slowed by what slows steps
-EVERY = 8  # steps
+EVERY = 4  # steps
+PAUSE = 2.0  # times the median: the machine was away, which happens to a probe as rarely as it is short
 
 Work = Callable[[], object]
 
@@ -58,6 +61,14 @@ class Probing:
                 self._work()
             self.times.append(time.perf_counter() - begin)
         return output
+
+
+def usual(times: Sequence[float]) -> float:
+    """Their mean, pauses of the machine left out; 1 where there are none."""
+    if not times:
+        return 1.0
+    most = PAUSE * median(times)
+    return fmean(time for time in times if time <= most)
 
 
 def without_probes(durations: Sequence[float], probes: Sequence[float]) -> list[float]:

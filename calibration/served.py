@@ -21,7 +21,7 @@ from backend.front import Front
 from backend.start import Body
 from calibration.journalled import TimedStep, timed_steps
 from calibration.points import Load
-from calibration.probe import Probing, probe_of, without_probes
+from calibration.probe import Probing, probe_of, usual, without_probes
 from calibration.quiet import Usage, others
 from policies.catalogue import build
 from policies.config import EngineConfig
@@ -77,8 +77,7 @@ async def _serve(body: Body, executor: TorchExecutor, load: Load, longest: int, 
     ask = None if load.num_clients else _ask_time(journal)
     rate = len(clients) / (delivered[-1] - ends[0])
     steps = own_steps(timed_steps(journal), probing.times)
-    probe = fmean(probing.times) if probing.times else 1.0
-    return Service(load, rate, steps, ask, deliver, round(others(since), 3), probe)
+    return Service(load, rate, steps, ask, deliver, round(others(since), 3), usual(probing.times))
 
 
 def own_steps(steps: Sequence[TimedStep], probes: Sequence[float]) -> list[TimedStep]:

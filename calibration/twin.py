@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibration.journalled import TimedStep, Told, timed_steps
-from calibration.probe import EVERY
+from calibration.probe import EVERY, usual
 from calibration.quiet import MOST, Usage, others
 from calibration.samples import Floats
 from calibration.served import own_steps
@@ -181,9 +181,9 @@ def compare(
 ) -> Twin:
     """Play the workload live so often, and simulate it; latencies are those at the client's end. Where live runs are
     probed, the simulated ones take that time too, and each is as fast as the machine was in its own."""
-    usual = cost.costs.about.get("probe", 1.0)
-    repeats = [_live(play_live, usual) for _ in range(num_repeats)]
-    probed = cost.with_time_per_step(usual / EVERY) if any(live.probes for live in repeats) else cost
+    about = cost.costs.about
+    repeats = [_live(play_live, about) for _ in range(num_repeats)]
+    probed = cost.with_time_per_step(about["probe"] / EVERY) if any(live.probes for live in repeats) else cost
 
     def simulate_at(slowness: float) -> Simulated:
         lines: list[str] = []
@@ -242,12 +242,12 @@ def _workload(told: Told) -> Workload:
     return Workload("as journalled", sorted(items, key=lambda item: item.request.arrival_time))
 
 
-def _live(play_live: PlayLive, usual: float) -> Live:
+def _live(play_live: PlayLive, about: Mapping[str, Any]) -> Live:
     journal: list[str] = []
     since = Usage.now()
     run, probes = play_live(journal.append)
     used = others(since)
-    slowness = fmean(probes) / usual if probes else 1.0
+    slowness = (usual(probes) / about["probe"]) ** about["sensitivity"] if probes else 1.0
     return Live(values(summarise(run)), journal, replay(journal, build), used, slowness, probes)
 
 

@@ -267,7 +267,7 @@ def test_repeats_that_differ_too_much_decide_nothing() -> None:
 
 def test_a_machine_that_drifts_is_followed_by_the_probes_between_its_steps() -> None:
     """Each repeat on a machine of another speed, which its probes show and its steps, these holding the probes too."""
-    cost = BodyCost(replace(true_costs(), about={"probe": 4e-3}))
+    cost = BodyCost(replace(true_costs(), about={"probe": 4e-3, "sensitivity": 1.0}))
     speeds = iter([1.1, 1.2, 0.9])
 
     def play(write: Write) -> Played:
@@ -284,7 +284,7 @@ def test_a_machine_that_drifts_is_followed_by_the_probes_between_its_steps() -> 
     assert abs(twin.cost_error) < 0.02 and all(match.rate == 1.0 for match in twin.matches)
 
 
-def test_a_probe_runs_behind_every_eighth_step_and_is_no_part_of_any(body: Body) -> None:
+def test_a_probe_runs_behind_every_so_many_steps_and_is_no_part_of_any(body: Body) -> None:
     """Live: what it takes is taken off the step that it followed."""
     calls = 0
 
@@ -303,6 +303,21 @@ def test_a_probe_runs_behind_every_eighth_step_and_is_no_part_of_any(body: Body)
     assert all(steps[i].duration > 0.05 and own[i].duration < steps[i].duration - 0.049 for i in probed)
 
 
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_how_far_steps_follow_the_probe_is_told_by_the_loads_served(power: float) -> None:
+    true = true_costs()
+    measured = exact(true)
+    steps = measured.services[0].steps
+    services = [
+        Service(Load(1, 1.0), 1.0, [TimedStep(w, t * by**power) for w, t, _ in steps], 2e-3, 5e-4, 0.0, 4e-3 * by)
+        for by in (0.8, 0.9, 0.95, 1.0, 1.0, 1.05, 1.1, 1.25)
+    ]
+    found = body_costs("found", replace(measured, services=services))
+    assert found.about["sensitivity"] == pytest.approx(power, abs=0.02)
+    work = StepWork(8, 8, 8, 8, 4000)
+    assert BodyCost(found).device_time(work) == pytest.approx(BodyCost(true).device_time(work), rel=0.02)
+
+
 def test_times_are_told_at_the_usual_speed_of_the_machine() -> None:
     """A machine twice as slow for one measurement shows it in the probe, and the time is halved."""
     point, steps = Point("layers", (1,)), [TimedStep(StepWork(1, 1, 1, 1, 1), 2e-3)]
@@ -310,7 +325,8 @@ def test_times_are_told_at_the_usual_speed_of_the_machine() -> None:
     services = [Service(Load(1, 1.0), 1.0, steps, None, 0.0, 0.0, probe) for probe in (4e-3, 4e-3, 8e-3)]
     measured = Measurement({}, taken, (), services)
     assert measured.times("layers") == {(1,): [1.0, 1.0, 1.0]}
-    assert [steps[0].duration for steps in measured.served()] == pytest.approx([2e-3, 2e-3, 1e-3])
+    assert [steps[0].duration for steps in measured.served(sensitivity=0.0)] == pytest.approx([2e-3] * 3)
+    assert [steps[0].duration for steps in measured.served(sensitivity=1.0)] == pytest.approx([2e-3, 2e-3, 1e-3])
 
 
 def test_one_repeat_is_refused() -> None:

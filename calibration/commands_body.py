@@ -20,11 +20,13 @@ from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
 from calibration.points import GRIDS
 from calibration.probe import Probing, probe_of
+from calibration.quiet import MOST
 from calibration.source import kernel_hash
 from calibration.twin import Played, Twin, compare, from_journals
 from policies.journal import Write
 from sim.commands import progress
 from sim.cost.body import BodyCost, BodyCosts, read_body_costs
+from sim.experiment.statistics import Interval
 from sim.files import whole_file
 from sim.frontend import FrontEndTimes
 from sim.report import seconds
@@ -170,26 +172,35 @@ def _costs(body: Body, path: Path) -> BodyCosts:
 
 
 def print_twin(console: Console, title: str, twin: Twin) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", "live", "simulated", "off by, 95 %", "as calibrated", "margin", ""):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("", "live", "simulated", "off by, 95 %", "as calibrated", "within"):
+        table.add_column(name, justify="left" if name in ("", "within") else "right", no_wrap=True)
     for each in twin.differences:
         show = seconds if "." in each.measure else "{:.4g}".format
         table.add_row(
-            each.measure.replace(".", " ").replace("_", " "),
+            each.measure.replace(".", " ").replace("_", " ").replace("throughput", "rate"),
             show(each.live),
             show(each.simulated),
-            f"{100 * each.error.mean:+.1f} ± {100 * each.error.half_width:.1f} %",
-            f"{100 * each.as_calibrated.mean:+.1f} ± {100 * each.as_calibrated.half_width:.1f} %",
-            "" if each.margin is None else f"{100 * each.margin:.0f} %",
-            each.verdict,
+            shown(each.error),
+            shown(each.as_calibrated),
+            "" if each.margin is None else f"{100 * each.margin:.0f} %: {each.verdict}",
         )
     console.print(f"\n{title}", style="bold", highlight=False)
     console.print(table, highlight=False)
     for line in summary_lines(twin):
         console.print(line, highlight=False)
     if twin.is_noisy:
-        console.print(noisy(twin.others), style="bold red", highlight=False)
+        console.print(why_noisy(twin), style="bold red", highlight=False)
+
+
+def shown(error: Interval) -> str:
+    return f"{100 * error.mean:+.1f} ± {100 * error.half_width:.1f} %"
+
+
+def why_noisy(twin: Twin) -> str:
+    if twin.others > MOST:
+        return noisy(twin.others)
+    return "NOISY: the machine was never as fast as when it was calibrated: calibrate again, or wait"
 
 
 def noisy(cores: float) -> str:
@@ -203,11 +214,16 @@ def summary_lines(twin: Twin) -> list[str]:
     return [
         f"replayed: {equal}; taken alike by the simulation on its own: {100 * alike:.1f} %",
         f"step costs: {100 * twin.cost_error:+.1f} % in sum, a single step off by {100 * twin.step_error:.1f} % in the "
-        f"median; {len(twin.repeats)} live repeats, busy {100 * twin.busy:.0f} % of the time{seen}",
+        f"median; {_counted(twin)}, busy {100 * twin.busy:.0f} % of the time{seen}",
         f"by the probes between its steps the machine took {min(twin.slowness):.2f} to {max(twin.slowness):.2f} of its "
         "times at the calibration: simulated so, and as calibrated",
         "by kind of step: " + ", ".join(f"{kind} {100 * error:+.1f} %" for kind, error in twin.residuals.items()),
     ]
+
+
+def _counted(twin: Twin) -> str:
+    counted = f"{len(twin.repeats)} live runs"
+    return counted if not twin.set_aside else f"{counted}, {len(twin.set_aside)} more at another speed set aside"
 
 
 def to_dict(twin: Twin) -> Mapping[str, Any]:
@@ -229,6 +245,7 @@ def to_dict(twin: Twin) -> Mapping[str, Any]:
         "cost_error": twin.cost_error,
         "step_error": twin.step_error,
         "slowness": twin.slowness,
+        "num_set_aside": len(twin.set_aside),
         "residuals": dict(twin.residuals),
         "busy": twin.busy,
         "others": None if math.isnan(twin.others) else twin.others,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 STAT = Path("/proc/stat")
+COARSE = 0.1  # seconds: so far off may counts of ticks be
 MOST = 0.25  # cores: more, and what was measured is somebody else's work too
 
 
@@ -26,7 +27,8 @@ class Usage(NamedTuple):
 def others(since: Usage) -> float:
     """Cores, in the mean since then, that were busy for somebody else; 0 where the system does not tell."""
     now = Usage.now()
-    return max(0.0, (now.busy - since.busy) - (now.own - since.own)) / max(1e-6, now.wall - since.wall)
+    foreign = (now.busy - since.busy) - (now.own - since.own) - COARSE
+    return max(0.0, foreign) / max(1e-6, now.wall - since.wall)
 
 
 def _busy_seconds() -> float:

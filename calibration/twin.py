@@ -32,6 +32,9 @@ from sim.metrics import Summary, summarise
 from sim.simulate import Run, simulate
 from sim.workload.workload import WorkItem, Workload
 
+CALM = 1.15  # times the speed of the calibration, or a part of it
+PATIENCE = 2
+
 
 class Played(NamedTuple):
     """A live run, and what the probes between its steps took."""
@@ -92,6 +95,14 @@ class Live:
     slowness: float = 1.0
     probes: Sequence[float] = ()
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether the machine was about as fast as when it was calibrated.
+
+        A probe tells small changes; great ones hit it otherwise than they do steps.
+        """
+        return 1.0 / CALM <= self.slowness <= CALM
+
     def steps(self) -> list[TimedStep]:
         return own_steps(timed_steps(self.journal), self.probes)
 
@@ -105,12 +116,13 @@ class Simulated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """`cost_error`: prices of the live runs' own steps over their times, less 1, in sum; `step_error`: the median of
-    single steps' absolute errors; `residuals`: as the first, of steps of each kind; `busy`: share of the time that a
-    step was under way."""
+    """`repeats` count; `set_aside` met a machine of another speed. `cost_error`: prices of the live runs' steps over their
+    times, less 1, in sum; `step_error`: the median of single steps' absolute errors; `residuals`: as the first, of steps
+    of each kind; `busy`: share of the time that a step was under way."""
 
     differences: Sequence[Difference]
     repeats: Sequence[Live]
+    set_aside: Sequence[Live]
     matches: Sequence[Match]
     cost_error: float
     step_error: float
@@ -128,6 +140,9 @@ class Twin:
         """`simulate_at` a slowness. Raises ValueError for fewer than 2 repeats."""
         if len(repeats) < 2:
             raise ValueError(f"{len(repeats)} live repeats tell nothing of chance: ask for 2 or more, better 5")
+        calm = [live for live in repeats if live.is_calm]
+        set_aside = [live for live in repeats if not live.is_calm] if len(calm) >= 2 else []
+        repeats = calm if len(calm) >= 2 else repeats
         at = {slowness: simulate_at(slowness) for slowness in {1.0, *(live.slowness for live in repeats)}}
         steps = [live.steps() for live in repeats]
         times = np.array([step.duration for each in steps for step in each])
@@ -136,6 +151,7 @@ class Twin:
         return cls(
             differences=[_difference(name, repeats, at, margins.get(name)) for name in at[1.0].values],
             repeats=repeats,
+            set_aside=set_aside,
             matches=[match(live.journal, at[live.slowness].journal) for live in repeats],
             cost_error=float(prices.sum() / times.sum() - 1.0),
             step_error=float(np.median(np.abs(prices / times - 1.0))),
@@ -145,11 +161,12 @@ class Twin:
 
     @property
     def num_replayed(self) -> int:
-        return sum(live.replayed.num_decisions for live in self.repeats)
+        return sum(live.replayed.num_decisions for live in (*self.repeats, *self.set_aside))
 
     @property
     def divergences(self) -> list[str]:
-        return [str(live.replayed.divergence) for live in self.repeats if live.replayed.divergence is not None]
+        return [str(live.replayed.divergence) for live in (*self.repeats, *self.set_aside)
+                if live.replayed.divergence is not None]  # fmt: skip
 
     @property
     def different(self) -> list[str]:
@@ -165,8 +182,8 @@ class Twin:
 
     @property
     def is_noisy(self) -> bool:
-        """The live runs shared the machine: what they took says nothing of the costs."""
-        return self.others > MOST
+        """The live runs shared the machine, or it was another's: what they took says nothing of the costs."""
+        return self.others > MOST or not all(live.is_calm for live in self.repeats)
 
 
 def compare(
@@ -179,10 +196,15 @@ def compare(
     front_end: FrontEndTimes | None = None,
     margins: Values = GATES,
 ) -> Twin:
-    """Play the workload live so often, and simulate it; latencies are those at the client's end. Where live runs are
-    probed, the simulated ones take that time too, and each is as fast as the machine was in its own."""
+    """Play the workload live so often, or up to twice as often while the machine is not calm, and simulate it.
+
+    Latencies are those at the client's end. Where live runs are probed, the simulated ones take that time too, and each
+    is as fast as the machine was in its own.
+    """
     about = cost.costs.about
-    repeats = [_live(play_live, about) for _ in range(num_repeats)]
+    repeats: list[Live] = []
+    while sum(live.is_calm for live in repeats) < num_repeats and len(repeats) < PATIENCE * num_repeats:
+        repeats.append(_live(play_live, about))
     probed = cost.with_time_per_step(about["probe"] / EVERY) if any(live.probes for live in repeats) else cost
 
     def simulate_at(slowness: float) -> Simulated:

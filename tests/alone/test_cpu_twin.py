@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from backend.start import Body, start
-from calibration.commands_body import play_probed
+from calibration.commands_body import noisy, play_probed, why_noisy
 from calibration.measure import Measurement, measure
 from calibration.offered import at_rate, largest_rate
 from calibration.own import body_costs
@@ -25,7 +25,7 @@ from sim.workload.generate import poisson
 from sim.workload.workload import Workload
 
 SHORT = replace(GRIDS["cpu"], clients=(1, 2, 4, 8, 16), num_repeats=2)
-REPEATS = 8
+REPEATS = 7
 Count = Callable[[str, int], None]
 
 
@@ -71,8 +71,10 @@ def test_decisions_replay_equal_whatever_else_the_machine_does(twin: Twin, count
 
 def test_the_simulation_says_what_the_live_run_takes(twin: Twin, measured: Measurement) -> None:
     """Within the margins surely, not by luck."""
-    if reason := why_noisy(measured, twin):
-        pytest.skip(reason)
+    if measured.is_noisy:
+        pytest.skip(noisy(measured.others))
+    if twin.is_noisy:
+        pytest.skip(why_noisy(twin))
     of_verdict = {
         verdict: [str(each) for each in twin.differences if each.margin and each.verdict == verdict]
         for verdict in ("different", "undecided")
@@ -80,15 +82,6 @@ def test_the_simulation_says_what_the_live_run_takes(twin: Twin, measured: Measu
     assert not of_verdict["different"]
     if of_verdict["undecided"]:
         pytest.skip(f"noisy: the live repeats differ too much to tell: {'; '.join(of_verdict['undecided'])}")
-
-
-def why_noisy(measured: Measurement, twin: Twin) -> str:
-    """What the machine did beside us, with its figure; nothing if it was ours."""
-    if measured.is_noisy:
-        return f"noisy: while the body was calibrated, {measured.others:.2f} cores worked for others"
-    if twin.is_noisy:
-        return f"noisy: while it played, {twin.others:.2f} cores worked for others"
-    return ""
 
 
 def test_a_body_that_is_slower_than_its_costs_is_noticed(body: Body, costs: BodyCosts, workload: Workload) -> None:

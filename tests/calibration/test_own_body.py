@@ -268,7 +268,7 @@ def test_repeats_that_differ_too_much_decide_nothing() -> None:
 def test_a_machine_that_drifts_is_followed_by_the_probes_between_its_steps() -> None:
     """Each repeat on a machine of another speed, which its probes show and its steps, these holding the probes too."""
     cost = BodyCost(replace(true_costs(), about={"probe": 4e-3, "sensitivity": 1.0}))
-    speeds = iter([1.1, 1.2, 0.9])
+    speeds = iter([1.1, 1.4, 1.05, 0.9])  # the second is another machine
 
     def play(write: Write) -> Played:
         speed = next(speeds)
@@ -277,11 +277,25 @@ def test_a_machine_that_drifts_is_followed_by_the_probes_between_its_steps() -> 
         return Played(run, [4e-3 * speed] * (run.num_plans // EVERY))
 
     twin = compare(play, ENGINE, LOAD, cost, num_repeats=3)
-    assert twin.slowness == pytest.approx([1.1, 1.2, 0.9])
+    assert twin.slowness == pytest.approx([1.1, 1.05, 0.9]) and [live.slowness for live in twin.set_aside] == [1.4]
+    assert not twin.is_noisy
     by_name = {each.measure: each for each in twin.differences}
     assert by_name["e2e.mean"].verdict == "equal" and abs(by_name["e2e.mean"].error.mean) < 1e-6
-    assert by_name["e2e.mean"].as_calibrated.mean < -0.05
+    assert by_name["e2e.mean"].as_calibrated.half_width > 0.05
     assert abs(twin.cost_error) < 0.02 and all(match.rate == 1.0 for match in twin.matches)
+
+
+def test_a_machine_that_is_never_as_fast_as_at_the_calibration_is_noisy() -> None:
+    cost = BodyCost(replace(true_costs(), about={"probe": 4e-3, "sensitivity": 1.0}))
+    num_played = 0
+
+    def play(write: Write) -> Played:
+        nonlocal num_played
+        num_played += 1
+        return Played(simulate(ENGINE, LOAD, cost, write, jumps=False), [8e-3])
+
+    twin = compare(play, ENGINE, LOAD, cost, num_repeats=3)
+    assert twin.is_noisy and num_played == 6
 
 
 def test_a_probe_runs_behind_every_so_many_steps_and_is_no_part_of_any(body: Body) -> None:

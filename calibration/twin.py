@@ -116,9 +116,12 @@ class Simulated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """`repeats` count; `set_aside` met a machine of another speed. `cost_error`: prices of the live runs' steps over their
-    times, less 1, in sum; `step_error`: the median of single steps' absolute errors; `residuals`: as the first, of steps
-    of each kind; `busy`: share of the time that a step was under way."""
+    """`repeats` count; `set_aside` met a machine of another speed.
+
+    `cost_error`: prices of the live runs' steps over their times, less 1, in sum; `step_error`: the median of single
+    steps' absolute errors; `residuals`: as the first, of steps of each kind; `busy`: share of the time that a step was
+    under way.
+    """
 
     differences: Sequence[Difference]
     repeats: Sequence[Live]

@@ -367,6 +367,20 @@ def policies(
     list_policies(menu)
 
 
+def _ask_planners_question() -> None:
+    """How many GPUs for a load, at the best costs that are shipped."""
+    from sim.experiment.capacity.commands import run_capacity
+    from sim.setup import Setup
+
+    question = "How many H100s for 40 requests a second like Azure's conversations, the first token within a second?"
+    typer.secho(question, bold=True)
+    setup = Setup(workload="azure-conv", rate=40.0, slo="ttft_p99<1s,tpot_p99<50ms")
+    run_capacity(
+        setup, precision=0.1, attainment=0.99, price=2.5, curve=None, tuned=False, num_workers=0, json=None, html=None
+    )
+    typer.echo()
+
+
 @app.command()
 def demo(
     shared: Annotated[Path, typer.Option(help="Where the traces lie.")] = Path("../shared/data/traces"),
@@ -378,6 +392,7 @@ def demo(
 
     from sim.commands import run_demo
 
+    _ask_planners_question()
     code = run_demo(shared, out)
     if live and find_spec("torch"):
         from calibration.demo import run_twin_demo

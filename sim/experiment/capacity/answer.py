@@ -127,6 +127,7 @@ class Search:
             found=found,
             bound=bound,
             bound_by=limit,
+            bound_is_exact=self.balance.is_exact or limit == FRONT_END,
             target=target,
             length=self.length,
             num_runs=ladder.num_runs,

@@ -118,7 +118,7 @@ class Balance:
 
     @property
     def most(self) -> tuple[float, str]:
-        """The rate that is never exceeded, and what stops it."""
+        """The rate that is never exceeded, and what stops it; where costs are no straight line, a guess at it."""
         limits = self.entering_by_limit
         first = min(limits, key=lambda name: limits[name])
         rate = self.step(limits[first]).rate

@@ -173,7 +173,17 @@ def _binding(found: Capacity) -> str:
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.binding.shares.items())
     objective = found.binding.objective
     first = f"{_bounds(objective)} gives way, to {found.binding.limit}" if objective else found.binding.limit
-    return f"{first}; in use there: {shares}; in the mean no more than {found.bound:.3g} req/s fit, by {found.bound_by}"
+    return f"{first}; in use there: {shares}{_room(found)}"
+
+
+def _room(found: Capacity) -> str:
+    """What fits at most: known where costs are a straight line, elsewhere said of a mean step if it is not too low."""
+    assert isinstance(found.found, SloRate)
+    if found.bound_is_exact:
+        return f"; no more than {found.bound:.3g} req/s fit, by {found.bound_by}"
+    if found.bound < (found.found.high or found.found.low):
+        return ""
+    return f"; a mean step would meet its {found.bound_by} at about {found.bound:.3g} req/s"
 
 
 def _band(found: Capacity) -> str:

@@ -101,6 +101,7 @@ class Capacity:
     found: SloRate | Unmet
     bound: float
     bound_by: str
+    bound_is_exact: bool  # or a guess from the mean step
     target: str  # where the plan's rate is from
     length: int
     num_runs: int

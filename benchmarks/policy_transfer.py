@@ -23,9 +23,10 @@ from sim.experiment.statistics import Interval
 from sim.setup import Setup
 
 BASE = Setup(
-    workload="tool-schema", num_requests=32, rate=9.0, model="small", seed=1, transforms=("cap,prompt=320,output=32",),
+    workload="tool-schema", num_requests=32, rate=5.0, model="small", seed=1, transforms=("cap,prompt=320,output=32",),
     engine={
         "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 512, "num_blocks": 256, "async_depth": 1,
+        "threat_decision": "a benchmark",
     },
 )  # fmt: skip
 
@@ -44,14 +45,14 @@ PAIRS = {
     "batching": Pair({"batching": "chunked"}, {"batching": "prefill_first"}, "tpot.mean"),
     "static": Pair({"batching": "chunked"}, {"batching": "static,group_size=4,max_wait=1"}, "ttft.mean"),
     "chunk": Pair({"max_num_batched_tokens": 256}, {"max_num_batched_tokens": 64}, "tpot.mean"),
-    "seats": Pair({"max_num_seqs": 8}, {"max_num_seqs": 2}, "ttft.mean"),
-    "scheduling": Pair({"scheduling": "fcfs"}, {"scheduling": "sjf"}, "ttft.mean", {"max_num_seqs": 2}),
+    "seats": Pair({"max_num_seqs": 8}, {"max_num_seqs": 3}, "ttft.mean"),
+    "scheduling": Pair({"scheduling": "fcfs"}, {"scheduling": "sjf"}, "ttft.mean", {"max_num_seqs": 3}),
     "allocation": Pair(
         {"allocation": "paged"}, {"allocation": "paged_reserve_output"}, "e2e.mean", {"num_blocks": 64}
     ),
     "eviction": Pair({"eviction": "lru"}, {"eviction": "fifo"}, "ttft.mean", {"num_blocks": 48, "max_num_seqs": 2}),
     "admission": Pair(
-        {"admission": "accept_all"}, {"admission": "bounded_queue,max_waiting=2"}, "ttft.mean", {"max_num_seqs": 2}
+        {"admission": "accept_all"}, {"admission": "bounded_queue,max_waiting=2"}, "ttft.mean", {"max_num_seqs": 3}
     ),
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from sim.workload.generate import poisson
 from sim.workload.workload import Workload
 
 SHORT = replace(GRIDS["cpu"], clients=(1, 2, 4, 8, 16), num_repeats=2)
-REPEATS = 10
+REPEATS = 8
 Count = Callable[[str, int], None]
 
 

@@ -307,6 +307,11 @@ def provenance(profile: dict[str, Any], num_others: int) -> str:
         ranges = f"; ranges: {drawn if num_others > 2 else 'all costs at either end of that band'}"
     if "server" in profile:
         return f"costs: {profile['provenance']} of {profile['server']}, ×/÷{profile['band']:.3f} (68 %){ranges}"
+    if "body" in profile:
+        return (
+            f"costs: {profile['provenance']} on {profile['body']}, kernels {profile['kernels']}, "
+            f"×/÷{profile['band']:.3f} (68 %){ranges}"
+        )
     tp = f" x{profile['tensor_parallel']}" if profile["tensor_parallel"] > 1 else ""
     return (
         f"costs: {profile['provenance']} of {profile['model']} on {profile['gpu']}{tp}, ×/÷{profile['band']} (68 %)"
@@ -363,12 +368,13 @@ def print_basis(console: Console, manifest: dict[str, Any], num_others: int) -> 
         highlight=False,
     )
     console.print(_policies(engine, manifest["slo"]), highlight=False)
-    of_server = "server" in manifest["profile"]  # which names no model: its memory and flags are its own
-    if not of_server:
+    profile = manifest["profile"]
+    is_of_a_gpu = not {"server", "body"} & profile.keys()  # a server's memory and flags are its own, and so a body's
+    if is_of_a_gpu:
         console.print(_memory(manifest["memory"], engine["num_blocks"] * engine["block_size"]), highlight=False)
-    told = "fitted with the steps" if of_server else "not measured here"
+    told = "fitted with the steps" if "server" in profile else "measured" if "body" in profile else "not measured here"
     console.print(_front_end(manifest["front_end"], told), highlight=False)
-    if not of_server:
+    if is_of_a_gpu:
         console.print(f"as vLLM flags: {manifest['vllm_flags']}", highlight=False, markup=False)
     console.print(f"workload: {manifest['workload']['source']}", highlight=False, markup=False)
     for finding in manifest["workload"]["findings"]:

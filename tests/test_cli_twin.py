@@ -55,6 +55,10 @@ def test_a_simulation_runs_at_a_bodys_costs_and_says_so(run: Run, costs: Path) -
     told = json.loads(out)["manifest"]
     assert code == 0 and told["profile"]["provenance"] == "measured" and told["profile"]["kernels"]
     assert told["front_end"]["engine_link_time"] > 0 == told["front_end"]["gateway_time_per_request"]
+    _, out, _ = run("simulate", "--costs", costs, "--model", "tiny", "--num-requests", 20, "--no-band")
+    basis = " ".join(out.split())
+    assert "costs: measured on tiny on cpu" in basis and told["profile"]["kernels"] in basis
+    assert "not measured here" not in basis and "h100" not in basis and "vllm serve" not in basis
 
 
 def test_a_workload_is_played_in_both_bodies_and_set_side_by_side(run: Run, costs: Path, tmp_path: Path) -> None:

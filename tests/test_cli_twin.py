@@ -51,11 +51,15 @@ def test_a_body_is_measured_once(run: Run, costs: Path) -> None:
 
 
 def test_a_simulation_runs_at_a_bodys_costs_and_says_so(run: Run, costs: Path) -> None:
-    code, out, _ = run("simulate", "--costs", costs, "--model", "tiny", "--num-requests", 20, "--json", "-")
+    code, out, _ = run(
+        "simulate", "--costs", costs, "--model", "tiny", "--num-requests", 20, "--num-blocks", 4096, "--json", "-"
+    )
     told = json.loads(out)["manifest"]
     assert code == 0 and told["profile"]["provenance"] == "measured" and told["profile"]["kernels"]
     assert told["front_end"]["engine_link_time"] > 0 == told["front_end"]["gateway_time_per_request"]
-    _, out, _ = run("simulate", "--costs", costs, "--model", "tiny", "--num-requests", 20, "--no-band")
+    _, out, _ = run(
+        "simulate", "--costs", costs, "--model", "tiny", "--num-requests", 20, "--num-blocks", 4096, "--no-band"
+    )
     basis = " ".join(out.split())
     assert "costs: measured on tiny on cpu" in basis and told["profile"]["kernels"] in basis
     assert "not measured here" not in basis and "h100" not in basis and "vllm serve" not in basis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,7 +26,7 @@ from policies.journal import Write
 from sim.commands import progress
 from sim.cost.body import BodyCost, BodyCosts, read_body_costs
 from sim.experiment.statistics import Interval
-from sim.files import whole_file
+from sim.files import whole_file, write_json
 from sim.frontend import FrontEndTimes
 from sim.report import seconds
 from sim.workload.workload import Workload
@@ -95,7 +94,8 @@ def run_twin(
 ) -> int:
     """0 if all replays were equal and nothing was found different, else 1. Calibrates if there are no costs yet."""
     found = twins(body, workload, costs_file, utilisations, num_repeats)
-    _write(out, {f"{share:g}": twin for share, twin in found.items()})
+    if out is not None:
+        write_json(out, {f"{share:g}": to_dict(twin) for share, twin in found.items()})
     return int(any(twin.divergences or twin.different for twin in found.values()))
 
 
@@ -146,15 +146,9 @@ def run_twin_of(folder: Path, out: Path | None) -> int:
             continue
         found[title] = twin = from_journals(lines, cost)
         print_twin(console, f"{title}, latencies at the engine", twin)
-    _write(out, found)
-    return int(any(twin.divergences for twin in found.values()))
-
-
-def _write(out: Path | None, twins: Mapping[str, Twin]) -> None:
     if out is not None:
-        with whole_file(out) as file:
-            json.dump({name: to_dict(twin) for name, twin in twins.items()}, file, indent=1)
-            file.write("\n")
+        write_json(out, {name: to_dict(twin) for name, twin in found.items()})
+    return int(any(twin.divergences for twin in found.values()))
 
 
 def _costs(body: Body, path: Path) -> BodyCosts:
@@ -248,6 +242,6 @@ def to_dict(twin: Twin) -> Mapping[str, Any]:
         "num_set_aside": len(twin.set_aside),
         "residuals": dict(twin.residuals),
         "busy": twin.busy,
-        "others": None if math.isnan(twin.others) else twin.others,
+        "others": twin.others,
         "is_noisy": twin.is_noisy,
     }

@@ -40,15 +40,16 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
 def write_json(path: Path, value: Any) -> None:
     """Indented. JSON has no NaN: what was not measured is null."""
     with whole_file(path) as file:
-        json.dump(_plain(value), file, indent=1)
+        json.dump(plain(value), file, indent=1)
         file.write("\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

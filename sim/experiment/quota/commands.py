@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +12,7 @@ from rich.table import Table
 from sim.experiment.quota.largest import KINDS, At, Quota, quota
 from sim.experiment.runner import Runner
 from sim.experiment.statistics import Interval
-from sim.experiment.sweep.rows import plain
-from sim.files import whole_file
+from sim.files import write_json
 from sim.report import seconds
 from sim.setup import Setup
 
@@ -24,9 +22,7 @@ def run_quota(
 ) -> None:
     found = quota(setup, budgeted, protected, runner, kind, num)
     if out is not None:
-        with whole_file(out) as file:
-            json.dump(plain(asdict(found)), file, indent=1)
-            file.write("\n")
+        write_json(out, asdict(found))
     if str(out) != "-":
         print_quota(Console(), found)
 

@@ -12,9 +12,8 @@ from rich.console import Console
 from sim.commands import progress
 from sim.experiment.sweep.play import Sweep, Swept, sweep
 from sim.experiment.sweep.report import answer, headline, print_sweep, tables
-from sim.experiment.sweep.rows import plain
 from sim.experiment.sweep.workers import Workers
-from sim.files import whole_file
+from sim.files import plain, whole_file
 from sim.setup import Setup
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from policies.catalogue import source_hash
+from sim.files import plain
 from sim.setup import Setup
 
 
@@ -152,12 +152,3 @@ class RowFile:
             os.fsync(self._file)
         except OSError as error:
             raise ValueError(f"cannot write {str(self._path)!r}: {error.strerror}; rows so far are kept") from None
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
